@@ -19,7 +19,7 @@ from build_engines.engines.trtexec import run_plan
 from build_engines.errors import BuildError, first_line
 from build_engines.model_spec import ONNX, PLAN, full_shape
 from build_engines.stored_model import StoredModel
-from clients._image_preprocessing import keeps_ratio
+from clients._image_settings import keeps_ratio
 from clients.base import Model, Tensors, TensorSpec
 from serving.repository.cpu_engine import OPENVINO, engine_of
 from serving.triton.tensors import numpy_dtype

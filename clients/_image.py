@@ -1,5 +1,5 @@
 """Defines the base class of clients that take one image. It resizes, crops and normalizes the image
-by the settings of clients/_image_preprocessing.py."""
+by the settings of clients/_image_settings.py."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from clients._image_preprocessing import EXAMPLE, SETTINGS, frame_of
+from clients._image_settings import EXAMPLE, SETTINGS, frame_of
 from clients._resize import rule_of
 from clients.base import Model, ModelClient, Parameter, Tensors, TensorSpec
 from serving.codecs import IMAGE

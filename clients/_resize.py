@@ -6,7 +6,7 @@ from typing import Any
 
 from PIL import Image
 
-from clients._image_preprocessing import INTERPOLATIONS, Frame, Size, keeps_ratio
+from clients._image_settings import INTERPOLATIONS, Frame, Size, keeps_ratio
 from serving.errors import DecodingError
 
 # how many times as long as its target a resized side may be: to resize a long, narrow image before

@@ -11,7 +11,7 @@ from PIL import Image
 from clients._boxes import confidence, detections_of, max_detections
 from clients._drawing import draw
 from clients._image import ImageClient
-from clients._image_preprocessing import WHOLE, check_whole
+from clients._image_settings import WHOLE, check_whole
 from clients._labels import LABELS, labels_mismatch, labels_of
 from clients.base import Model, Parameter, Tensors, sigmoid, softmax
 from serving.errors import InferenceFailed, InvalidRequest

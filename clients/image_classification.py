@@ -5,7 +5,7 @@ from math import prod
 from typing import Any
 
 from clients._image import ImageClient
-from clients._image_preprocessing import EXAMPLE
+from clients._image_settings import EXAMPLE
 from clients._labels import LABELS, labels_mismatch, labels_of, scores_output
 from clients.base import ACTIVATIONS, Model, Parameter, Tensors, best
 from serving.errors import InferenceFailed, InvalidRequest

@@ -14,7 +14,7 @@ from serving.errors import InferenceFailed, InvalidRequest
 class Client(ImageClient):
     """Predicts `{"embedding": FP32 [dimensions]}`, of length 1 or as the network gives it. The
     client uses the model's first output, [dimensions]. Its settings are those of its input
-    (clients/_image_preprocessing.py)."""
+    (clients/_image_settings.py)."""
 
     task = "image-embedding"
     parameters = (Parameter("normalize", True, "whether to scale the embedding to length 1"),)

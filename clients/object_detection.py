@@ -25,7 +25,7 @@ from clients._box_decoding import (
 )
 from clients._boxes import Letterbox, confidence, detections_of, max_detections, nms
 from clients._drawing import draw
-from clients._image_preprocessing import EXAMPLE
+from clients._image_settings import EXAMPLE
 from clients._labels import LABELS, labels_mismatch, labels_of
 from clients._masks import outlines
 from clients.base import Model, ModelClient, Names, Parameter, Tensors, TensorSpec

@@ -14,7 +14,7 @@ from PIL import Image
 
 from clients._drawing import VEIL, class_colour
 from clients._image import ImageClient, Pixels
-from clients._image_preprocessing import WHOLE, check_whole
+from clients._image_settings import WHOLE, check_whole
 from clients._labels import LABELS, label_of, labels_mismatch, labels_of
 from clients._masks import map_size
 from clients.base import Model, Parameter, Tensors

@@ -24,7 +24,7 @@ from build_engines.engines.trtexec import WHERE_TO_GET_IT, Trtexec, this_gpu
 from build_engines.errors import BuildError, UsageError
 from build_engines.model_spec import ONNX, PLAN, Engine, ModelSpec
 from build_engines.request import Request
-from clients._image_preprocessing import keeps_ratio
+from clients._image_settings import keeps_ratio
 
 CALIBRATION = "calibration.cache"
 INT8_LEVELS = 127.0  # TensorRT's INT8 is symmetric: the largest value is 127 steps from 0

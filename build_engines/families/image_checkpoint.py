@@ -18,7 +18,7 @@ from build_engines.labels import write_labels
 from build_engines.model_spec import ModelSpec
 from build_engines.request import Request
 from build_engines.weights import Weights
-from clients._image_preprocessing import keeps_ratio
+from clients._image_settings import keeps_ratio
 from clients._labels import DEFAULT_LABELS
 
 MAX_BATCH_SIZE = 32

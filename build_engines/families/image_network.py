@@ -19,7 +19,7 @@ from build_engines.families.torch_export import OFFLINE, Example, check_answers,
 from build_engines.request import Request
 from build_engines.weights import Weights
 from clients._image import ImageClient
-from clients._image_preprocessing import INTERPOLATIONS, KEEP_RATIO, keeps_ratio
+from clients._image_settings import INTERPOLATIONS, KEEP_RATIO, keeps_ratio
 from clients.base import Model, TensorSpec
 from clients.image_classification import Client
 from serving.errors import InvalidRequest

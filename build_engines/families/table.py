@@ -1,5 +1,5 @@
 """Turns models of scikit-learn, XGBoost and LightGBM, and ONNX files of them, into model folders
-for the client `table`. table_estimators.py converts the models."""
+for the client `table`. table_to_onnx.py converts the models."""
 
 import json
 import re
@@ -58,10 +58,10 @@ def write_model(family: Family, weights: Weights, request: Request, folder: Path
 
 
 def _converted(request: Request, weights: Weights, folder: Path) -> Any:
-    """Return the model as table_estimators converts it. Write columns.txt, categories.json and
+    """Return the model as table_to_onnx converts it. Write columns.txt, categories.json and
     example.json."""
     estimator = read(weights, request.allow_pickle)
-    from build_engines.families.table_estimators import convert
+    from build_engines.families.table_to_onnx import convert
 
     inputs = parse_inputs(request.inputs) if request.inputs else ()
     converted = convert(estimator, inputs)
@@ -174,7 +174,7 @@ class Unused:
 def _xgboost(path: Path, _: bool) -> Any:
     import xgboost
 
-    from build_engines.families.table_estimators import best_trees
+    from build_engines.families.table_to_onnx import best_trees
 
     booster = xgboost.Booster(model_file=str(path))
     best = best_trees(booster)

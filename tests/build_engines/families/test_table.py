@@ -56,7 +56,7 @@ from sklearn.svm import LinearSVC
 from sklearn.tree import DecisionTreeRegressor
 
 from build_engines.errors import BuildError, UsageError
-from build_engines.families import table, table_estimators, table_trees
+from build_engines.families import table, table_to_onnx, table_trees
 from build_engines.request import Request
 from build_engines.stored_model import StoredModel
 from build_engines.weights import Weights
@@ -920,7 +920,7 @@ def test_return_probabilities_of_two_classes_from_a_file_of_a_booster(
 def test_take_fewer_rows_in_a_run_of_many_trees(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(table_estimators, "MOST_VALUES", 5 * 3 * 100)
+    monkeypatch.setattr(table_to_onnx, "MOST_VALUES", 5 * 3 * 100)
     stored = build_own(tmp_path, trained.forest(tmp_path).file)
     assert stored.model.max_batch_size == 100
 
