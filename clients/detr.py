@@ -40,7 +40,12 @@ class Client(ImageClient):
             "softmax for DETR and YOLOS, whose last class means no object; sigmoid for RT-DETR",
             choices=("softmax", "sigmoid"),
         ),
-        Parameter("queries", 0, "how many of the highest scores to use; 0: one per box", minimum=0),
+        Parameter(
+            "queries",
+            0,
+            "how many of the highest scores to use; 0: as many as there are boxes",
+            minimum=0,
+        ),
         LABELS,
     )
     parameters = (confidence(0.5), max_detections(100))
