@@ -86,7 +86,7 @@ def build(
 def _compare_with_fp32(folder: Path, engine: Engine, source_sha256: str, request: Request) -> None:
     """Compare INT8 with fp32 on the samples of --calibration that were held out of it, or else on
     the family's built-in samples. Print the scores. Raise BuildError if one is below its limit."""
-    if not (request.compare and engine.cpu_only):
+    if not (request.compare and engine.runs_on_cpu):
         name = request.model_folder.name
         print(
             f"INT8 was not compared with fp32; to do so: verify {name} --samples PATH", flush=True
@@ -114,7 +114,8 @@ def _compare_with_fp32(folder: Path, engine: Engine, source_sha256: str, request
 
 def _sources(request: Request, weights: Weights) -> dict[str, Any]:
     """Return all that determines the build's result, which build.json records as `made_from`: the
-    request, with the names and digests of files instead of this machine's paths."""
+    request, with names and digests of files instead of this machine's paths, but only the name of
+    the calibration's folder."""
     sources = asdict(request)
     for no_part_of_result in ("repository", "name", "load"):
         del sources[no_part_of_result]
@@ -124,8 +125,8 @@ def _sources(request: Request, weights: Weights) -> dict[str, Any]:
     digests = weights.digests
     for flag in ("labels", "tokenizer"):
         file = sources.pop(flag)
-        if file and file.exists():
-            digests[flag] = digest_of_path(file)
+        if file:  # a file that is missing makes the build begin, and so fail with an error
+            digests[flag] = digest_of_path(file) if file.exists() else "missing"
     sources["sha256"] = digests
     if request.target == "tensorrt" and (bound := trtexec.bound_to()):
         sources["bound_to"] = bound

@@ -31,14 +31,14 @@ def write_configs(
         request=request,
     )
     parameters = dict(engine.cpu_parameters)
-    is_open = any_cpu_engine and model_spec.platform == ONNX
-    if is_open:
+    serve_chooses = any_cpu_engine and model_spec.platform == ONNX
+    if serve_chooses:
         parameters.setdefault(PARAMETER, AUTO)
     elif parameters.get(PARAMETER) == OPENVINO and engine.precision == "fp32":
         parameters[PRECISION] = "f32"
     for name, value in (parameters | dict(model_spec.settings)).items():
         cpu.parameters[name].string_value = value
-    if engine.cpu_only:
+    if engine.runs_on_cpu:
         (folder / "config.pbtxt").write_text(render(cpu, model_spec.note))
         return
     gpu = model_config(

@@ -67,7 +67,7 @@ class Engine:
     """The engine that was built from 1/model.onnx.
 
     `bound_to` names the GPU and the versions on which the engine depends ("engine" in build.json).
-    `cpu_only` is true if the engine always runs on a CPU. `cpu_parameters` go into the
+    `runs_on_cpu` is true if the engine always runs on a CPU. `cpu_parameters` go into the
     configuration for a CPU; `accelerator` are the parameters of ONNX Runtime's TensorRT provider in
     the configuration for a GPU.
     """
@@ -76,6 +76,6 @@ class Engine:
     precision: str
     bound_to: Mapping[str, str] = field(default_factory=dict)
     preferred_batch_sizes: tuple[int, ...] = ()
-    cpu_only: bool = False
+    runs_on_cpu: bool = False
     cpu_parameters: Mapping[str, str] = field(default_factory=dict)
     accelerator: Mapping[str, str] = field(default_factory=dict)

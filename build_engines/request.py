@@ -118,7 +118,7 @@ class Request:
     max_batch_size: int = option(
         SERVING,
         -1,
-        "the largest batch, by default 32 for images and texts and 8 for tensors; 0: no batches",
+        "the largest batch (by default 32 or 8, by family); 0: no batches",
         type=count,
         metavar="N",
     )

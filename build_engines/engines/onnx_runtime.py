@@ -35,8 +35,8 @@ def for_cpu(model_spec: ModelSpec, folder: Path, request: Request) -> Engine:
         return Engine(TORCHSCRIPT, "fp32")
     if request.precision == "int8":
         quantized(model_spec, folder, request).replace(folder / "1" / "model.onnx")
-        return Engine(ONNX, "int8", {"onnxruntime": onnxruntime.__version__}, cpu_only=True)
-    return Engine(ONNX, "fp32", cpu_only=by_client(model_spec.client).cpu_only)
+        return Engine(ONNX, "int8", {"onnxruntime": onnxruntime.__version__}, runs_on_cpu=True)
+    return Engine(ONNX, "fp32", runs_on_cpu=by_client(model_spec.client).cpu_only)
 
 
 def for_openvino(model_spec: ModelSpec, folder: Path, request: Request) -> Engine:
@@ -53,7 +53,7 @@ def for_openvino(model_spec: ModelSpec, folder: Path, request: Request) -> Engin
     int8 = request.precision == "int8"
     if int8:
         quantized(model_spec, folder, request, OPENVINO).replace(folder / "1" / "model.onnx")
-    return Engine(ONNX, request.precision, cpu_only=int8, cpu_parameters={PARAMETER: OPENVINO})
+    return Engine(ONNX, request.precision, runs_on_cpu=int8, cpu_parameters={PARAMETER: OPENVINO})
 
 
 def for_gpu(model_spec: ModelSpec, folder: Path, request: Request) -> Engine:

@@ -85,7 +85,7 @@ class Family:
     head: Head | None = None
     # writes the other files that a user's own file needs, and returns settings
     write_files: Callable[[Request, Path], dict[str, str]] = no_tokenizer
-    # the model in the repository whose example is copied for a user's own file
+    # the bundled model whose example is copied for a user's own file
     example: str = ""
     # whether the model gives one score for each class
     classifies: bool = False

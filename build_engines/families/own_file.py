@@ -160,9 +160,12 @@ def with_size(request: Request, spec: ModelSpec, trained: int = 0) -> ModelSpec:
 
 
 def copy_example(family: Family, folder: Path, spec: ModelSpec) -> None:
-    """Copy the example of the family, or a grey picture if the network takes one channel."""
+    """Copy the example of the family, if it has one, or a grey picture if the network takes one
+    channel."""
+    if not family.example:
+        return
     sides = spec.inputs[0].shape[-3:] if spec.inputs else ()
     is_grey = bool(sides) and 1 in (sides[0], sides[-1])
-    name = GREY if family.example and is_grey else family.example
+    name = GREY if is_grey else family.example
     for example in (REPOSITORY / name).glob("example.*"):
         shutil.copyfile(example, folder / example.name)

@@ -76,7 +76,8 @@ def _with_scores(
     if the file does so and the client computes scores from logits anyway."""
     settings = {**spec.settings, **request.settings}
     from_logits = family.from_logits(settings)
-    if not from_logits and "activation" not in settings_of(spec.client):
+    reads_scores = from_logits or "activation" in settings_of(spec.client)
+    if not reads_scores:
         return spec
     name = _scores_output(spec, settings, folder)
     if name is None:

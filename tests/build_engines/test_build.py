@@ -15,7 +15,7 @@ import pytest
 from build_engines.__main__ import FIELDS, main
 from build_engines.build import build
 from build_engines.build_record import read_record
-from build_engines.errors import BuildError
+from build_engines.errors import BuildError, UsageError
 from build_engines.families.find_family import FAMILIES
 from build_engines.publish import SCRATCH, scratch_folder
 from build_engines.recipes import RECIPES
@@ -52,6 +52,12 @@ def test_build_again_only_after_a_change(tmp_path: Path) -> None:
     (folder / "config.pbtxt").write_text("")
     assert build(request(tmp_path, max_batch_size=4))[1]
     assert (folder / "config.pbtxt").stat().st_size > 100
+
+
+def test_refuse_missing_labels_after_a_build_without_labels(tmp_path: Path) -> None:
+    build(request(tmp_path))
+    with pytest.raises(UsageError, match=r"--labels .*typo\.txt"):
+        build(request(tmp_path, labels=tmp_path / "typo.txt"))
 
 
 def test_build_again_after_a_change_of_weights_beside_the_file(tmp_path: Path) -> None:
