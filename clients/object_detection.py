@@ -1,5 +1,5 @@
-"""Detects objects with a head that clients/_box_decoding.py reads, such as those of YOLOv5 and v8
-to 26. If the head has masks or keypoints, they are returned too."""
+"""Detects objects with a head that clients/_box_decoding.py reads, such as those of YOLOv5, and
+of YOLOv8 to YOLO26. If the head has masks or keypoints, they are returned too."""
 
 import math
 from collections.abc import Mapping, Sequence

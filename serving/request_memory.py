@@ -55,7 +55,7 @@ KEPT = 2
 
 
 class Parts(NamedTuple):
-    """The counts of a JSON text's parts. Characters within strings are counted too."""
+    """The counts of a JSON text's parts, told by its punctuation, even where that is in strings."""
 
     length: int
     objects: int

@@ -225,16 +225,19 @@ def _model(graph: Graph, outputs: table_trees.Outputs) -> onnx.ModelProto:
 def _are_whole_in_fp32(
     steps: Sequence[Any], last: Any, trees: table_trees.Trees, cells: Sequence[Cells]
 ) -> bool:
-    """Return whether the library rounds whole numbers to FP32 directly, not to FP64 first. XGBoost
-    does, because it reads each column of a frame by itself. Otherwise columns of several types
-    become FP64 first; LightGBM takes a frame as FP64, but an array of whole numbers as FP32."""
+    """Return whether the library rounds whole numbers to FP32 directly, rather than to FP64 first.
+    XGBoost does if no steps come before it, because it reads each column of a frame by itself.
+    Otherwise, columns of several types become FP64 first. LightGBM reads a frame as FP64, but an
+    array of whole numbers, such as the output of steps, as FP32. Other libraries read whole numbers
+    as the type in which their trees compare."""
     library = _library(last)
     if library == "xgboost" and not steps:
         return True
     if any(cell.datatype != "INT64" for cell in cells):
         return False
     if library == "lightgbm":
-        return bool(steps) or not _names(last)[0]
+        was_fitted_on_frame = bool(_names(last)[0])
+        return bool(steps) or not was_fitted_on_frame
     return trees.in_fp32
 
 

@@ -129,7 +129,7 @@ class Header:
             )
         if "exif" in image.info:  # read here, because it may be rejected
             image.getexif().get(ExifTags.Base.Orientation)
-        # a JPEG can be decoded at 1/8 to 6/8 of its size; other formats are decoded whole
+        # a JPEG can be decoded at a half, a quarter or an eighth of its size
         if self.side:
             image.draft(image.mode, (self.side, self.side))
 

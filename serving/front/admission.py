@@ -85,9 +85,9 @@ class Admission:
 
 
 class Slot:
-    """A request's slot, in the total and in at most one model at a time, and its account: the bytes
-    that its body and its steps take (serving/request_memory.py). Not safe to share between
-    threads."""
+    """A request's slot, which counts in the total and in at most one model at a time. It also keeps
+    the request's account: the bytes that its body and its steps take (serving/request_memory.py).
+    Not safe to share between threads."""
 
     def __init__(self, admission: Admission) -> None:
         self._admission = admission

@@ -330,8 +330,9 @@ class Manager:
         if not {"LOADING", "UNLOADING"}.isdisjoint(states.values()):
             return ()
         reasons = sorted({version.reason for version in index if version.has_failed})
-        # Either Triton rejected the configuration or a model that it calls, and says why only if
-        # the load is repeated. Or OpenVINO rejected the model, and ONNX Runtime is tried.
+        # Without a reason, Triton rejected the configuration or a model that this one calls, and
+        # says why only if the load is repeated. With a reason, the load is repeated only if
+        # OpenVINO rejected the model: then ONNX Runtime is tried.
         if reasons and not loading.leave_openvino(self.store, entry.triton_name, reasons[0]):
             raise LoadFailed("; ".join(reasons))
         try:

@@ -63,8 +63,9 @@ _OWN_OPTIONS = {
 class LoadPolicy:
     """When models are loaded, and what follows from that. If calls load them (`by_call`), none is
     loaded at startup. If model folders may change, they are `copied`, and readiness is not
-    `strict`, because the other models are ready while one is being tried. 0 threads means Triton's
-    default, which is 32 for a Python model: too many for 1,000 models."""
+    `strict`, because the other models are ready while one is being tried. `python_threads`
+    is the size of each Python model's thread pool. 0 means Triton's default of 32, which is too
+    many for 1,000 models."""
 
     name: str
     by_call: bool = False

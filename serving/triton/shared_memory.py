@@ -98,7 +98,7 @@ class SharedMemory:
                 region.waits_for = ""
 
     def forget(self, regions: Iterable[Region]) -> None:
-        """Drop all regions, because Triton does not know these `regions` and so was restarted."""
+        """Drop all regions: Triton does not know these `regions`, so it has been restarted."""
         with self._lock:
             if not self._regions.isdisjoint(regions):
                 self._regions.clear()
