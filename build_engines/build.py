@@ -85,7 +85,7 @@ def build(
 
 def _compare_with_fp32(folder: Path, engine: Engine, source_sha256: str, request: Request) -> None:
     """Compare INT8 with fp32 on the samples of --calibration that were held out of it, or else on
-    other samples (comparison.compare). Print the scores. Raise BuildError if one is below its limit."""
+    other samples (comparison.compare). Print the scores. Raise BuildError if one is too low."""
     if not (request.compare and engine.runs_on_cpu):
         name = request.model_folder.name
         print(
