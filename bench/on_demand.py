@@ -64,7 +64,7 @@ def simulated(folder: Path, **variables: str) -> Iterator[tuple[Ask, None]]:
         return requests.post(url, json=body, headers=headers, timeout=PATIENCE)
 
     try:
-        wait_until(lambda: "in service after" in log.read_text(), "the simulator is in service")
+        wait_until(lambda: "in service: http" in log.read_text(), "the simulator is in service")
         yield ask, None
     finally:
         process.terminate()

@@ -73,7 +73,7 @@ def test_measure_a_simulated_multi_model_endpoint() -> None:
     output = run(f"{ON_DEMAND} --simulator", timeout=4 * PATIENCE)
     alone, beside, churn, counts, _rules = output.splitlines()
     assert " right" in alone and " right" in beside and " right" in churn
-    assert "wrong" not in output
+    assert "wrong" not in output and " 400" not in output
     assert re.search(r"\d+ loads", counts)
 
 

@@ -40,7 +40,7 @@ Open = Callable[..., BucketSource]
 
 @pytest.fixture
 def opened(tmp_path: Path) -> Open:
-    def bucket(path: str = "", most: int = 2**30, silent_seconds: float = 5.0) -> BucketSource:
+    def bucket(path: str = "", most: int = 2**30, silent_seconds: float = 60.0) -> BucketSource:
         cache = Cache(tmp_path / "cache", most, list)
         return BucketSource(f"s3://{BUCKET}{path}", cache, silent_seconds)
 
