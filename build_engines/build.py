@@ -92,7 +92,8 @@ def _compare_with_fp32(folder: Path, engine: Engine, source_sha256: str, request
             f"INT8 was not compared with fp32; to do so: verify {name} --samples PATH", flush=True
         )
         return
-    stored = open_model(folder.name, folder.parent, "")
+    # the scratch folder has the layout of a model, and its config.pbtxt is for the CPU
+    stored = open_model(folder.name, folder.parent, config_name="")
     scores = compare(
         stored.model,
         stored.client(),

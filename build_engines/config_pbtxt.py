@@ -113,5 +113,7 @@ def difference(base: Any, other: Any) -> Any:
                     getattr(own, each.name)[key].CopyFrom(value[key])
         elif value != there:
             own.MergeFrom(type(other)(**{each.name: value}))
-    is_enough = not is_whole(own) and merged(base, own, render(own)) == other
+    # `serve` would take a whole configuration instead of `base`, rather than merge it
+    is_merged = not is_whole(own)
+    is_enough = is_merged and merged(base, own, render(own)) == other
     return own if is_enough else other

@@ -36,6 +36,7 @@ def for_cpu(model_spec: ModelSpec, folder: Path, request: Request) -> Engine:
     if request.precision == "int8":
         quantized(model_spec, folder, request).replace(folder / "1" / "model.onnx")
         return Engine(ONNX, "int8", {"onnxruntime": onnxruntime.__version__}, runs_on_cpu=True)
+    # on a GPU the fp32 file is served too, unless it has operators that no GPU computes
     return Engine(ONNX, "fp32", runs_on_cpu=by_client(model_spec.client).cpu_only)
 
 
