@@ -293,8 +293,8 @@ class Settings:
         "SERVE_MAX_CONCURRENCY",
         0,
         within=(0, 65536),
-        help="requests in flight; more get 503. One of several models may use as many "
-        "slots as are still free. 0: 64 per worker, from 128 to 1024",
+        help="requests in flight; more get 503. If several models are served, one may hold no more "
+        "than are still free. 0: 64 per worker, from 128 to 1024",
     )
     log_level: str = _setting(
         "SERVE_LOG_LEVEL SAGEMAKER_CONTAINER_LOG_LEVEL",
