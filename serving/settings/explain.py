@@ -67,11 +67,12 @@ def unknown_variables(environ: Iterable[str]) -> list[str]:
     """Return a warning for each variable that has the prefix of a setting but is not one."""
     names = list(chain.from_iterable(row.variables for row in TABLE))
     unknown = sorted(name for name in environ if name.startswith(PREFIXES) and name not in names)
-    hints = [
-        f"did you mean {near}?" if (near := nearest(name, names)) else "docs/settings.md lists them"
-        for name in unknown
-    ]
-    return [f"{name} is not a setting; {hint}" for name, hint in zip(unknown, hints, strict=True)]
+    warnings = []
+    for name in unknown:
+        near = nearest(name, names)
+        hint = f"did you mean {near}?" if near else "docs/settings.md lists them"
+        warnings.append(f"{name} is not a setting; {hint}")
+    return warnings
 
 
 if __name__ == "__main__":
