@@ -142,7 +142,9 @@ def _geometry(processor: Any, height: int, width: int) -> dict[str, str]:
     kind = type(processor).__name__
     shortest = _edge(processor, "shortest_edge")
     if not shortest:
-        sides = f"{processor.size['height']},{processor.size['width']}"
+        sides = size  # DPT's may differ from processor.size, because it rounds to a multiple
+        if getattr(processor, "do_center_crop", False):
+            sides = f"{processor.size['height']},{processor.size['width']}"
         return {"size": size, "resize": "stretch", "resize_to": sides}
     if "ConvNext" in kind and shortest >= 384:
         return {"size": size, "resize": "stretch", "resize_to": f"{height},{height}"}

@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from build_engines.build import build
 from build_engines.errors import BuildError
 from build_engines.families import detr
+from build_engines.families.image_network import settings_of
 from build_engines.request import Request
 from build_engines.runners import OnnxFile, example_feed, openvino_runner
 from build_engines.stored_model import open_model
@@ -159,6 +160,13 @@ def test_refuse_other_folders(
     with pytest.raises(BuildError, match=named):
         build_own(tmp_path, checkpoint, **options)
     assert not (tmp_path / "models").exists()
+
+
+def test_resize_to_the_multiple_to_which_a_processor_rounds() -> None:
+    size = {"height": 30, "width": 30}
+    processor = image_processor_of("DPT")(size=size, ensure_multiple_of=14, keep_aspect_ratio=False)
+    settings = settings_of(processor)
+    assert (settings["size"], settings["resize_to"]) == ("28,28", "28,28")
 
 
 def test_compare_boxes_as_sets() -> None:
