@@ -74,7 +74,7 @@ def as_text(process: str, line: str, level: str = "") -> str:
         message = str(entry["message"])
         if "request_id" in entry:
             message += f" ({request})"
-        if "trace" in entry:
+        if entry.get("trace"):
             message += f"\n{entry['trace']}"
     else:
         level, _, message = split_prefix(line, level)

@@ -39,7 +39,8 @@ PAGE = 1_000  # objects that one request lists
 MOST_OBJECTS = 10 * PAGE  # objects that are listed; a model folder must have fewer
 LIST_SECONDS = 30.0  # the names are listed again after this time
 PIECE = 2**20  # bytes that are in memory at once
-LONGEST_KEY = 1024  # bytes; S3 answers 400 if a key is longer
+# bytes of an object's URL; S3 answers 400 if the key, which is a part of the URL, is longer
+LONGEST_URL = 1024
 # The reasons to show, keyed by patterns for the beginning of a line in obstore's error messages.
 # The first match counts. No line begins with a name that a caller has chosen. The messages
 # themselves are not shown, because they quote URLs and replies, which may contain credentials.
@@ -68,7 +69,7 @@ class BucketSource(Source):
     def __init__(self, url: str, cache: Cache, silent_seconds: float = SILENT_SECONDS) -> None:
         self._url, self._cache = url.rstrip("/"), cache
         self._silent = timedelta(seconds=silent_seconds)
-        self._exists = False
+        self._bucket_exists = False
         self._names: list[str] = []
         self._listed = -LIST_SECONDS
 
@@ -79,7 +80,7 @@ class BucketSource(Source):
 
     def find(self, name: str) -> Found | None:
         url = f"{self._url}/{name}"
-        if not may_be_found(name) or len(f"{url}/{CONFIG}".encode()) > LONGEST_KEY:
+        if not may_be_found(name) or len(f"{url}/{CONFIG}".encode()) > LONGEST_URL:
             return None
         with self._errors():
             self._check_bucket()
@@ -114,9 +115,9 @@ class BucketSource(Source):
     def _check_bucket(self) -> None:
         """Raise obstore's error if there is no bucket. A HEAD request does not say whether the
         bucket or the object is missing."""
-        if not self._exists:
+        if not self._bucket_exists:
             next(iter(obstore.list(self._store, CONFIG)), None)
-            self._exists = True
+            self._bucket_exists = True
 
     def _head(self, path: str) -> Any:
         """Return an object's metadata, or None if there is no such object."""
@@ -174,14 +175,18 @@ class BucketSource(Source):
             else:
                 self._fetch(path, each["e_tag"], file)
 
-    def _fetch(self, path: str, e_tag: str, file: Path, take: Callable[[int], object] = int) -> int:
-        """Write an object to a file. Return its size."""
+    def _fetch(
+        self, path: str, e_tag: str, file: Path, take: Callable[[int], None] | None = None
+    ) -> int:
+        """Write an object to a file. Return its size. Call `take` with the size first, unless the
+        caller has done so."""
         file.parent.mkdir(parents=True, exist_ok=True)
         try:
             with self._errors(), file.open("xb") as opened:
                 got = obstore.get(self._store, path, options={"if_match": e_tag})
                 size: int = got.meta["size"]
-                take(size)
+                if take:
+                    take(size)
                 for piece in got.stream(PIECE):
                     opened.write(piece)
         except (PreconditionError, FileNotFoundError):
