@@ -198,7 +198,7 @@ def test_log_objects_whichever_process_writes(server: Server) -> None:
         lambda: {entry["process"] for entry in server.entries()} == processes, "each has written"
     )
     assert all({"time", "process", "level"} <= entry.keys() for entry in server.entries())
-    assert server.says('{"is": json, "not": this}', process="tritonserver")
+    server.expect_message('{"is": json, "not": this}', process="tritonserver")
     assert [
         entry
         for entry in server.entries("tritonserver", level="error")
@@ -288,7 +288,7 @@ def test_log_only_failures_at_the_level_error(quiet: Server) -> None:
 
 
 def test_serve_without_the_cloudwatch_agent_and_log_it(quiet: Server) -> None:
-    assert quiet.says("amazon-cloudwatch-agent")
+    quiet.expect_message("amazon-cloudwatch-agent")
     assert not (quiet.run_dir / "cloudwatch.json").exists()
 
 

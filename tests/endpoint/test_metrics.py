@@ -243,7 +243,8 @@ def test_serve_models_of_every_repository_by_name(server: Server) -> None:
         "its client.py was found in the second repository"
     )
     assert server.post(json=TENSORS | {"model_name": "code"}).status_code == 404
-    assert server.says("first/code") and server.says("'top'")
+    server.expect_message("first/code")
+    server.expect_message("'top'")
 
 
 def test_log_only_refused_requests_at_the_level_warning(server: Server) -> None:

@@ -57,7 +57,7 @@ def test_list_and_log_the_engine_and_the_reason(server: Server) -> None:
     assert listed["sums"]["engine"] == "openvino" and "engine_reason" not in listed["sums"], (
         "it has no other"
     )
-    assert server.says("resnet: OpenVINO", "SERVE_CPU_ENGINE")
+    server.expect_message("resnet: OpenVINO", "SERVE_CPU_ENGINE")
 
 
 def test_send_images_to_a_model_with_a_client(server: Server) -> None:

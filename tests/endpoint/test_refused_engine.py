@@ -79,7 +79,7 @@ def test_fall_back_to_onnx_runtime_if_openvino_refuses_a_model(server: Server, n
     if name != "calls":
         assert engine(server, name) == ("onnxruntime", True)
         process = "manager" if name == "words" else "serve"  # `bare` is completed before the start
-        assert server.says(f"{name}: ONNX Runtime, because OpenVINO refuses it", process=process)
+        server.expect_message(f"{name}: ONNX Runtime, because OpenVINO refuses it", process=process)
 
 
 def test_fall_back_to_onnx_runtime_if_openvino_computes_differently(
@@ -137,6 +137,6 @@ def test_serve_a_part_of_an_archive_with_onnx_runtime(repository: Path, tmp_path
         assert loaded.status_code == 200, loaded.text
         reply = server.post("/models/m/invoke", json=BODY)
         assert reply.json()["outputs"][0]["data"] == ["a", "b", "c"]
-        assert server.says("m__words: ONNX Runtime", "OpenVINO refuses it", process="manager")
+        server.expect_message("m__words: ONNX Runtime", "OpenVINO refuses it", process="manager")
     finally:
         assert server.stop() == 0

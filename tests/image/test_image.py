@@ -29,7 +29,7 @@ from tests.image.container import (
     podman_environment,
 )
 from tests.simulate.command import Command
-from tests.simulate.simulation import client_of
+from tests.simulate.simulation import QUICK, client_of
 from tests.support.harness import ROOT, b64, expect_error, wait_until
 from tests.support.readme import commands
 
@@ -473,6 +473,8 @@ def test_answer_507_to_a_load_beyond_the_memory_until_an_unload(
 
 OF_THE_IMAGE = (*SERVED, "efficientnet", "yolov4_tiny")
 Simulate = Callable[..., Command]
+# how soon a busy machine answers /ping is not what these tests ask
+PATIENT = ("--limit", f"ping-time={QUICK['ping-time']}")
 
 
 @pytest.fixture
@@ -481,11 +483,8 @@ def simulate(image: str, tmp_path: Path) -> Iterator[Simulate]:
     started: list[Command] = []
 
     def start(*arguments: str) -> Command:
-        started.append(
-            Command(
-                tmp_path, "--image", image, *arguments, sudo=SUDO, environment=podman_environment()
-            )
-        )
+        command = ["--image", image, *PATIENT, *arguments]
+        started.append(Command(tmp_path, *command, sudo=SUDO, environment=podman_environment()))
         return started[-1]
 
     yield start

@@ -102,7 +102,7 @@ def test_load_a_model_by_its_first_call_under_both_of_its_names(server: Server) 
     assert call(server, "m1").json()["model_name"] == "m1"
     assert answer(call(server, "", path="/models/m1/invoke")) == [2.0]
     assert answer(call(server, "", path="/v2/models/m1/infer")) == [2.0]
-    assert server.says("loaded 'm1' in", process="manager")
+    server.expect_message("loaded 'm1' in", process="manager")
     assert len(list(server.run_dir.glob("unpacked/*"))) == 1
 
 

@@ -66,7 +66,7 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_log_the_address_of_the_page(server: Server) -> None:
-    assert server.says(f"the page: http://localhost:{server.port}/")
+    server.expect_message(f"the page: http://localhost:{server.port}/")
 
 
 def upload(page: Page, file: Path) -> None:

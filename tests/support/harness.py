@@ -212,6 +212,10 @@ class Server:
             for entry in self.entries(process)
         )
 
+    def expect_message(self, *words: str, process: str = "serve") -> None:
+        """Wait until the log has such a message: it may come after the reply that it is about."""
+        wait_until(lambda: self.says(*words, process=process), f"the log says {words}")
+
     def process_of(self, name: str) -> dict[str, Any]:
         """Return a process in the supervisor's status: its pid (None while it does not run) and its
         starts."""
