@@ -77,6 +77,13 @@ def test_measure_a_simulated_multi_model_endpoint() -> None:
     assert re.search(r"\d+ loads", counts)
 
 
+def test_take_the_steps_of_the_gpu_benchmark_on_a_processor() -> None:
+    """It exits with 1 if an answer differs, or if an unload does not free the memory."""
+    output = run("bench.gpu --kind KIND_CPU --small --seconds 1", timeout=4 * PATIENCE)
+    assert re.search(r"photos for 16 callers: [1-9]\d*/s", output)
+    assert output.splitlines()[-1] == "1048576 GiB: 507; the next call: 200"
+
+
 def test_print_no_figures_for_a_row_with_a_failed_answer() -> None:
     failed, good = Round(100.0, 1.0, 2.0, errors=3), Round(50.0, 1.0, 2.0, errors=0)
     assert "100.0" not in row("peer", [failed], [good])
