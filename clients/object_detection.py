@@ -64,8 +64,13 @@ class Client(ModelClient):
             "format of the output; auto: found from the number of labels and the shape",
             choices=(AUTO, ROWS, COLUMNS, FINAL),
         ),
-        Parameter("keypoints", (), "keypoints, and values of each, such as 17,3", minimum=0),
-        Parameter("size", 640, "longer side, if the input's is variable", minimum=32),
+        Parameter(
+            "keypoints",
+            (),
+            "number of keypoints, and of values per keypoint, such as 17,3",
+            minimum=0,
+        ),
+        Parameter("size", 640, "longer side, if the input size is variable", minimum=32),
         Parameter("stride", 32, "variable sides are rounded to multiples of this", minimum=1),
         LABELS,
     )

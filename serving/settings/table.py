@@ -132,7 +132,7 @@ class Settings:
         Names(),
         parser=parse_origins,
         form="origins such as https://example.com, separated by commas",
-        help="origins whose pages may call the container from a browser, besides its own",
+        help="other origins whose pages may call the container from a browser",
     )
     safe_port_range: tuple[int, ...] = _setting(
         "SAGEMAKER_SAFE_PORT_RANGE",
@@ -148,22 +148,22 @@ class Settings:
         parser=parse_paths,
         formatter=format_paths,
         form="a folder, several separated by :, or the URL of a bucket (s3://, gs:// or az://)",
-        help="folders of model folders; auto: /opt/ml/model if it holds models, else the bundled "
+        help="folders of model folders; auto: /opt/ml/model if it has models, else the bundled "
         "models. In multi-model mode, the folder of archives; auto: /opt/ml/models. A bucket needs "
         "SERVE_MODELS=on-demand",
     )
     default_model: str = _setting(
         "SAGEMAKER_TRITON_DEFAULT_MODEL_NAME",
         "",
-        help="model for requests that name none; only it, its ensemble's parts and "
-        "SERVE_LOAD_MODELS are loaded",
+        help="model for requests that name none; only it, its parts and SERVE_LOAD_MODELS are "
+        "loaded",
     )
     load_models: tuple[str, ...] = _setting(
         "SERVE_LOAD_MODELS",
         Names(),
         form="names, separated by commas",
-        help="models to load, plus the models that their ensembles call; none: the default "
-        "model, or all if there is no default",
+        help="models to load, plus their ensembles' parts; none: the default model, or all if "
+        "there is no default",
     )
     ping_mode: str = _choice(
         "SAGEMAKER_TRITON_OVERRIDE_PING_MODE SAGEMAKER_TRITON_PING_MODE",
@@ -195,9 +195,8 @@ class Settings:
         "auto",
         "onnxruntime",
         "openvino",
-        help="which engine runs ONNX models on the processor, unless config.pbtxt "
-        "chooses one; auto: OpenVINO on processors with BF16 if the model allows it, else "
-        "ONNX Runtime",
+        help="engine that runs ONNX models on the processor, unless config.pbtxt chooses one; "
+        "auto: OpenVINO if the processor has BF16 and the model allows it, else ONNX Runtime",
     )
     request_timeout: float = _setting(
         "SERVE_REQUEST_TIMEOUT SAGEMAKER_MODEL_SERVER_TIMEOUT MODEL_SERVER_TIMEOUT",
@@ -214,13 +213,13 @@ class Settings:
         "SAGEMAKER_TRITON_DISABLE_MODEL_NAMESPACING",
         True,
         help="despite its name, true prefixes the names of an archive's parts in Triton "
-        "(TARGET__PART); with false, a Python model can call another by its plain name",
+        "(TARGET__PART); false lets a Python model call another by its plain name",
     )
     model_memory_share: float = _setting(
         "SERVE_MODEL_MEMORY_SHARE",
         0.8,
         within=(0, 1),
-        help="share of the memory that Triton and the loaded archives may take; a load "
+        help="share of the memory that Triton and the loaded models may take; a load "
         "beyond it gets 507",
     )
     request_memory_share: float = _setting(
@@ -260,8 +259,8 @@ class Settings:
         "SAGEMAKER_MAX_PAYLOAD_IN_MB",
         -1,
         within=(-1, 100),
-        help="largest batch transform request in MB; 0: any, in chunks; -1: 6, or less if other "
-        "settings require it",
+        help="largest batch transform request in MB; 0: any size, in chunks; -1: 6, or less if "
+        "other settings require it",
     )
     batch_concurrency: int = _setting(
         "SAGEMAKER_MAX_CONCURRENT_TRANSFORMS",
@@ -293,8 +292,7 @@ class Settings:
         "SERVE_MAX_CONCURRENCY",
         0,
         within=(0, 65536),
-        help="requests in flight; more get 503. If several models are served, one may hold no more "
-        "than are still free. 0: 64 per worker, from 128 to 1024",
+        help="requests in flight; more get 503. 0: 64 per worker, from 128 to 1024",
     )
     log_level: str = _setting(
         "SERVE_LOG_LEVEL SAGEMAKER_CONTAINER_LOG_LEVEL",
@@ -330,7 +328,7 @@ class Settings:
         "false",
         "auto",
         "true",
-        help="whether / serves a page to try the models, and /docs a page about the routes; "
+        help="whether / serves a page to try the models, and /docs the API's documentation; "
         "auto: unless a SAGEMAKER_ variable is set",
     )
     reload: str = _switch(
@@ -346,14 +344,14 @@ class Settings:
         "auto",
         "on-demand",
         help="when models are loaded. on-demand: by their first call (docs/on-demand.md); auto: at "
-        "the start, unless SERVE_RELOAD or SAGEMAKER_MULTI_MODEL is true",
+        "startup, unless SERVE_RELOAD or SAGEMAKER_MULTI_MODEL is true",
     )
     unpacked_mb: int = _setting(
         "SERVE_UNPACKED_MB",
         0,
         within=(0, 2**30),
-        help="MB of disk that unpacked archives of on-demand models, and models from a bucket, may "
-        "take in SERVE_RUN_DIR; 0: half of what is free",
+        help="MB of disk in SERVE_RUN_DIR for unpacked archives and models from a bucket in "
+        "on-demand mode; 0: half of what is free",
     )
     cloudwatch: bool = _setting(
         "SAGEMAKER_TRITON_PUBLISH_METRICS_TO_CLOUDWATCH",
@@ -410,14 +408,14 @@ class Settings:
         within=(0, 9),
         form="true, false or a level",
         parser=lambda text: int(WORDS.get(text.lower(), str(text))),
-        help="whether Triton logs details of each request, and how many",
+        help="how much Triton logs about each request",
     )
     log_info: str = _switch(
         "SAGEMAKER_TRITON_LOG_INFO",
         "auto",
         "true",
         "false",
-        help="whether Triton logs what it does; auto: follows SERVE_LOG_LEVEL",
+        help="whether Triton logs at level info; auto: follows SERVE_LOG_LEVEL",
     )
     log_warning: str = _switch(
         "SAGEMAKER_TRITON_LOG_WARNING",
