@@ -4,9 +4,9 @@ memory, as measured, would become short.
     a call -> `want` -> the name is looked up -> a thread: unpack, make room, load -> READY
                                                                             or rejected for a while
 
-Only choosing victims and reserving memory is done under a lock. A victim's state is first
-`evicting`, in which no call may begin to use the model. If a call began just before that, the
-victim is spared.
+Only choosing victims and reserving memory is done under a lock. A victim that is called before its
+turn to be unloaded is spared. If a call begins at the very moment when the unload does, the unload
+waits for it.
 """
 
 import logging
@@ -36,7 +36,7 @@ from serving.errors import (
 from serving.host.processes import memory_by_model, used_by
 from serving.model_lifecycle.manager import Manager
 from serving.model_lifecycle.on_post import OnPost, keep_last
-from serving.model_status.states import EVICTING, READY, UNLOADING, Event
+from serving.model_status.states import READY, UNLOADING
 from serving.model_status.table import Entry, Models, Rejection
 from serving.repository.cache import Cache
 from serving.repository.locate_archive import Archive
@@ -135,6 +135,7 @@ class OnDemand(OnPost):
         self._waiting: deque[Found] = deque()
         self._threads = ThreadPoolExecutor(MOST_LOADS, thread_name_prefix="load")
         self._unloads = ThreadPoolExecutor(LOADS_AT_ONCE, thread_name_prefix="unload")
+        self._victims: set[str] = set()  # the `load_id` of each model that was chosen for eviction
         self._evicted: dict[str, float] = {}  # models, and when they were evicted
         self._last_needs: deque[int] = deque(maxlen=10)  # the bytes of the last loads
         self._last_shortage = -math.inf  # when a load last had to evict models
@@ -264,7 +265,7 @@ class OnDemand(OnPost):
     def _used(self, pid: int, name: str) -> int:
         """Return the bytes of memory that are in use or promised to loads other than that of
         `name`. Of a promise, count only what the model does not hold yet. Do not count models that
-        are being evicted or unloaded."""
+        are being unloaded or will be."""
         sizes = memory_by_model(pid)
         used = used_by(pid)
         entries = self.manager.models().entries
@@ -272,7 +273,9 @@ class OnDemand(OnPost):
             if other != name:
                 held = self.held(entries[other], sizes) if other in entries else 0
                 used += max(0, promised - held)
-        leaving = [e for e in entries.values() if e.state in (EVICTING, UNLOADING)]
+        leaving = [
+            e for e in entries.values() if e.state == UNLOADING or e.load_id in self._victims
+        ]
         return used - sum([self._size(entry, sizes) for entry in leaving])
 
     def _size(self, entry: Entry, sizes: dict[str, int]) -> int:
@@ -289,13 +292,12 @@ class OnDemand(OnPost):
             if lacking <= 0:
                 break
             size = self._size(entry, sizes)
-            if self._is_idle(entry) and self._mark(entry):
+            if self._is_idle(entry):
                 victims.append(entry)
                 lacking -= size
             else:
                 busy += size
         if lacking > 0:
-            self._spare(victims)
             reason = f"'{name}' is not loaded: memory lacks {lacking / 2**20:.0f} MB, and "
             if lacking <= busy:
                 raise ModelNotReady(f"{reason}all other models are in use; try again")
@@ -303,33 +305,21 @@ class OnDemand(OnPost):
                 f"{reason}no other model may be evicted; raise SERVE_MODEL_MEMORY_SHARE or the "
                 "container's memory, or shorten SERVE_LOAD_MODELS"
             )
+        self._victims.update(entry.load_id for entry in victims)
         return victims
 
     def _by_last_use(self) -> list[Entry]:
         """Return the models that may be evicted once they are idle, the least recently used
         first."""
         entries = self.manager.models().entries.values()
-        candidates = [e for e in entries if e.state == READY and e.name not in self._kept]
+        ready = [e for e in entries if e.state == READY and e.name not in self._kept]
+        candidates = [entry for entry in ready if entry.load_id not in self._victims]
         return sorted(candidates, key=lambda entry: self.manager.leases.last_use(entry.column))
 
     def _is_idle(self, entry: Entry) -> bool:
         leases = self.manager.leases
         idle = time.monotonic() - leases.last_use(entry.column)
         return idle >= entry.idle and not leases.requests(entry.column)
-
-    def _mark(self, entry: Entry) -> bool:
-        """Choose the model for eviction, unless a call uses it. A call counts itself and then reads
-        the table again, so either this method sees the call, or the call does not use the model."""
-        if not self.manager.move(entry, Event.EVICT):
-            return False
-        if self.manager.leases.requests(entry.column):
-            self._spare([entry])
-            return False
-        return True
-
-    def _spare(self, entries: Sequence[Entry]) -> None:
-        for entry in entries:
-            self.manager.move(entry, Event.SPARE)
 
     def _evict(self, victims: Sequence[Entry]) -> None:
         """Unload the models, LOADS_AT_ONCE at a time. Raise OutOfMemory if that frees less than
@@ -338,34 +328,36 @@ class OnDemand(OnPost):
             for start in range(0, len(victims), LOADS_AT_ONCE):
                 some = victims[start : start + LOADS_AT_ONCE]
                 before = memory_by_model(self._pid())
-                list(self._unloads.map(self._unload_victim, some))
+                unloaded = [*filter(None, self._unloads.map(self._unload_victim, some))]
                 after = memory_by_model(self._pid())
-                booked = sum([self._size(entry, before) for entry in some])
-                freed = sum([self.held(entry, before) - self.held(entry, after) for entry in some])
+                booked = sum([self._size(entry, before) for entry in unloaded])
+                freed = sum([self.held(e, before) - self.held(e, after) for e in unloaded])
                 # what tritonserver itself has freed, for models without processes of their own
                 freed += max(0, before[""] - after[""])
-                if len(some) > 1 and freed < booked / 2:
+                if len(unloaded) > 1 and freed < booked / 2:
                     reason = (
-                        f"{len(some)} models were unloaded, which freed {freed / 2**20:.0f} of "
+                        f"{len(unloaded)} models were unloaded, which freed {freed / 2**20:.0f} of "
                         f"{booked / 2**20:.0f} MB: their backend keeps memory"
                     )
                     log.error("%s", reason)
                     raise OutOfMemory(f"{reason}; restart the container, or give it more memory")
         finally:
-            self._spare(victims)
+            self._victims.difference_update(entry.load_id for entry in victims)
 
-    def _unload_victim(self, entry: Entry) -> None:
+    def _unload_victim(self, entry: Entry) -> Entry | None:
+        """Unload the model. Return None if it has been spared."""
         began = time.monotonic()
         with self.manager.changing(entry.name):
             latest = self.manager.models().latest(entry)
-            if latest is None or latest.state != EVICTING:  # it has been spared
-                return
+            if latest is None or latest.state != READY or not self._is_idle(entry):
+                return None
             self._measure(entry)
             self.manager.unload(entry)
         now = time.monotonic()
         keep_last(self._evicted, entry.name, now)
         self.manager.count(evictions=1, eviction_seconds=now - began)
         log.info("evicted '%s' in %.1f s", entry.name, now - began)
+        return entry
 
     def _keep_free(self) -> None:
         """Keep memory for one load free while loads have to evict models, so that the next ones

@@ -19,7 +19,6 @@ from serving.errors import (
 )
 from serving.model_status.states import (
     ADDING,
-    EVICTING,
     FAILED,
     LOADING,
     READY,
@@ -89,7 +88,7 @@ class Entry:
             )
         if self.state == FAILED:
             return ModelFailed(self.name, self.reason)
-        if self.state in (ADDING, EVICTING):
+        if self.state == ADDING:
             return ModelNotLoaded(self.name)
         # LOADING; models in UNLOADING cannot be found by any name
         return ModelNotReady(f"model '{self.name}' is being loaded; try again shortly")
