@@ -48,15 +48,14 @@ class Store:
         folder: Path,
         triton_name: str,
         names: Mapping[str, str] | None = None,
-        config: Any = None,
         root: Path | None = None,
     ) -> Choice | None:
-        """Stage the model in `folder` as `triton_name`.
+        """Stage the model in `folder` as `triton_name`. Return why its engine was chosen, or None
+        if there was no choice.
 
-        `names` maps the models that an ensemble calls to Triton's names for them. `config` is the
-        model's configuration for this machine. If it is None, read it from the folder, and return
-        why an engine was chosen, or None if there was no choice. If `root` is given, it is the
-        model's archive, and all files of the model must be inside it. Raise ConfigError.
+        `names` maps the models that an ensemble calls to Triton's names for them. If `root` is
+        given, it is the model's archive, and all files of the model must be inside it. Raise
+        ConfigError.
         """
         if self.only_python and not STARTABLE.fullmatch(triton_name):
             problem = (
@@ -69,10 +68,8 @@ class Store:
         unfinished = self.root.with_name("unfinished") / triton_name
         shutil.rmtree(unfinished, ignore_errors=True)
         unfinished.mkdir(parents=True)
-        choice = None
         try:
-            if config is None:
-                config, choice = fitted(folder, self.settings, self._processor)
+            config, choice = fitted(folder, self.settings, self._processor)
             check(folder, config, self.settings, root)
             _fill(unfinished, folder, config, names or {})
             is_ensemble = backend_of(config) == ENSEMBLE
