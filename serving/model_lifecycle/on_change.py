@@ -8,11 +8,11 @@ and loaded one after another. A rejected folder is tried again when it changes.
 """
 
 import logging
+import os
 import secrets
 import shutil
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from graphlib import CycleError, TopologicalSorter
 from itertools import chain
@@ -25,7 +25,7 @@ from serving.model_lifecycle.policy import Policy
 from serving.model_status.states import READY, UNLOADING
 from serving.model_status.table import Entry, Rejection
 from serving.repository import run_preparation
-from serving.repository.layout import CLIENTS, LayoutError, folders_in, is_model
+from serving.repository.layout import LayoutError, folders_in, is_model
 from serving.repository.model_config import (
     ModelConfig,
     Unreadable,
@@ -38,8 +38,8 @@ from serving.settings.table import Settings
 
 log = logging.getLogger(__name__)
 SETTLED = 0.9  # seconds without a change, after which a folder counts as complete
-# seconds to keep the copy of a replaced model, because a worker may still be creating its client
-# from it
+# seconds to keep copies that are not served any more, because a worker may still be creating a
+# client from one
 KEPT = 60.0
 ENDED = (
     "tritonserver ended while it loaded the model; correct it, or touch a file in it to try again"
@@ -74,7 +74,6 @@ class OnChange(Policy):
         self._configs: dict[tuple[Path, str], Any] = {}
         # for each model, its current signature, and when that was first seen
         self._since: dict[str, tuple[str, float]] = {}
-        self._old: list[tuple[float, Path]] = []
         self._seen: dict[str, ModelFolder] = {}
 
     def _look(self) -> dict[str, ModelFolder]:
@@ -121,8 +120,7 @@ class OnChange(Policy):
         """Apply the changes since the last call. Raise OSError, TritonUnavailable or
         TritonTimeout."""
         folders = self._look()
-        while self._old and self._old[0][0] < time.monotonic() - KEPT:
-            _remove(self._old.pop(0)[1])
+        self._remove_copies()
         self._keep_rejected(
             lambda rejection: rejection.folders == _states(folders, rejection.folders)
         )
@@ -169,7 +167,6 @@ class OnChange(Policy):
                 for model in models:
                     self._serve(model, load)
             except Rejected as err:
-                self._remove_copies(models)
                 for model in models:
                     err = err.in_folder(model.copy.parent, model.folder.parent)
                 raise err from None
@@ -182,12 +179,15 @@ class OnChange(Policy):
         copies = self.settings.copies_folder / f"{load}-{repository}"
         return replace(model, copy=copies / model.folder.name)
 
-    def _remove_copies(self, models: Iterable[ModelFolder]) -> None:
-        """Remove the copies of models that are not served."""
-        served = {entry.folder for entry in self.manager.models().entries.values()}
-        for model in models:
-            if str(model.copy) not in served:
-                _remove(model.copy)
+    def _remove_copies(self) -> None:
+        """Remove the copies made for a load of which no model has been served for KEPT seconds."""
+        entries = self.manager.models().entries.values()
+        served = {Path(entry.folder).parent for entry in entries}
+        for copies in self.settings.copies_folder.glob("*"):
+            if copies in served:
+                os.utime(copies)
+            elif copies.stat().st_mtime < time.time() - KEPT:
+                shutil.rmtree(copies, ignore_errors=True)
 
     def _retire(self, names: Collection[str]) -> None:
         """Unload models whose folders were removed, ensembles before their parts."""
@@ -197,7 +197,6 @@ class OnChange(Policy):
             if name in names and gone:
                 with self.manager.changing(name):
                     self.manager.unload(gone)
-                self._old.append((time.monotonic(), Path(gone.folder)))
                 log.info("%s: its folder was removed, so it is no longer served", name)
 
     def _serve(self, model: ModelFolder, load: str) -> None:
@@ -237,8 +236,6 @@ class OnChange(Policy):
                 raise Rejected(f"{name}: {reason}") from err
             manager.put(replace(entry, versions=versions))
             self._keep_rejected(lambda rejection: name not in rejection.folders)
-        if old:
-            self._old.append((time.monotonic(), Path(old.folder)))
         log.info("%s: the model in %s is now served", name, model.folder)
 
     def _reject(self, state: dict[str, str], reasons: Sequence[str], outcome: str) -> None:
@@ -259,15 +256,6 @@ class OnChange(Policy):
 def _states(folders: Mapping[str, ModelFolder], names: Iterable[str]) -> dict[str, str]:
     """Return the signature of each model, or "" if its folder is gone."""
     return {name: folders[name].signature if name in folders else "" for name in sorted(names)}
-
-
-def _remove(copied: Path) -> None:
-    """Remove the copy of a model. If it was the last copy made for its load, remove the copy of
-    clients/ too."""
-    shutil.rmtree(copied, ignore_errors=True)
-    with suppress(OSError):
-        if not any(path.name != CLIENTS for path in copied.parent.iterdir()):
-            shutil.rmtree(copied.parent)
 
 
 def _units(
