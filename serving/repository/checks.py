@@ -14,6 +14,7 @@ from serving.repository.layout import CONFIG, FILES, versions
 from serving.repository.model_config import backend_of, parameter_of
 from serving.repository.packages import MODEL, PACKAGES, packages_of
 from serving.repository.paths import named_file, real_path
+from serving.repository.unpacking import size_of
 from serving.settings.table import Settings
 
 # Bytes of memory that an instance takes besides its weights: a plain Python stub takes 17 MB, a
@@ -85,7 +86,7 @@ def memory_of(model: Path, config: Any) -> int:
     numbered = versions(model)
     loaded = loaded_versions(model, config)
     others = [entry for entry in model.iterdir() if entry not in numbered]
-    weights = sum(map(_size, [*loaded, *others]))
+    weights = sum(map(size_of, [*loaded, *others]))
     instances = instances_of(model, config)
     copies = 1 if backend_of(config) == SHARING else instances // max(1, len(loaded))
     return instances * PER_INSTANCE + PER_BYTE_OF_FILES * copies * weights
@@ -186,13 +187,3 @@ def _check_files(folder: Path, config: Any, root: Path | None) -> None:
         libraries.append(packages_of(folder, config))
     for path in libraries:
         real_path(path, root)
-
-
-def _size(path: Path) -> int:
-    """Return the size in bytes of a file, or of all files under a folder. Do not follow links to
-    folders."""
-    if not path.is_dir():
-        return path.stat().st_size if path.exists() else 0
-    return sum(
-        _size(entry) for entry in path.iterdir() if not (entry.is_dir() and entry.is_symlink())
-    )
