@@ -333,7 +333,7 @@ class Manager:
         # Without a reason, Triton rejected the configuration or a model that this one calls, and
         # says why only if the load is repeated. With a reason, the load is repeated only if
         # OpenVINO rejected the model: then ONNX Runtime is tried.
-        if reasons and not loading.leave_openvino(self.store, entry.triton_name, reasons[0]):
+        if reasons and not self.store.leave_openvino(entry.triton_name, reasons[0]):
             raise LoadFailed("; ".join(reasons))
         try:
             return self.load(entry)

@@ -5,6 +5,7 @@ with which it is served.
         --engine of this machine, names of an archive's parts, what is missing--> config.pbtxt
 """
 
+import logging
 import os
 import shutil
 import threading
@@ -22,7 +23,9 @@ from serving.repository.cpu_engine import Choice, fitted, leave_openvino, this_p
 from serving.repository.layout import CONFIG
 from serving.repository.model_config import ENSEMBLE, backend_of, read_file, written
 from serving.settings.table import Settings
+from serving.triton.quirks import PREFACE
 
+log = logging.getLogger(__name__)
 # bytes: larger files are linked rather than copied, because the disk may not have space for them
 LARGEST_COPY = 16 * 2**20
 
@@ -98,15 +101,17 @@ class Store:
             raise
         return None
 
-    def leave_openvino(self, triton_name: str, reason: str) -> Choice | None:
-        """Stage a model for ONNX Runtime, because OpenVINO rejects it for `reason`. Return the new
-        choice, or None if OpenVINO had not been chosen for the model."""
+    def leave_openvino(self, triton_name: str, reason: str) -> bool:
+        """Stage a model for ONNX Runtime, because OpenVINO rejects it for Triton's `reason`, and
+        log the change. Return whether OpenVINO had been chosen for the model."""
         file = self.path(triton_name) / CONFIG
         config = read_file(file)
-        if choice := leave_openvino(config, reason):
+        choice = leave_openvino(config, " ".join(PREFACE.sub("", reason).split()))
+        if choice:
             with self.lock:
                 replace_file(file, written(config).encode())
-        return choice
+            log.warning("%s: %s", triton_name, choice)
+        return choice is not None
 
     def remove(self, triton_name: str) -> None:
         with self.lock:
