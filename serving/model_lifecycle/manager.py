@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -289,7 +288,6 @@ class Manager:
         index: dict[str, list[IndexEntry]] = {}
         for version in self.index():
             index.setdefault(version.name, []).append(version)
-        self._remove_strays()
         loaded: list[tuple[Entry, tuple[str, ...]]] = []
         failed: list[tuple[Entry, str]] = []
         parts_first = sorted(self._models.entries.values(), key=lambda entry: bool(entry.parts))
@@ -308,18 +306,6 @@ class Manager:
 
         self.write(change)
         return failed
-
-    def _remove_strays(self) -> None:
-        """Unload and remove staged models that are not in the table, which an interrupted load left
-        behind."""
-        for name in self.store.names() - self._expected_names():
-            with suppress(TritonTimeout), self.changing(name, 0.0):
-                if name not in self._expected_names():
-                    self.gateway.unload(name)
-                    self.store.remove(name)
-
-    def _expected_names(self) -> set[str]:
-        return set(chain.from_iterable(map(self.staged_names, self._models.entries.values())))
 
     def _loaded_versions(self, entry: Entry, index: Collection[IndexEntry]) -> tuple[str, ...]:
         """Return the versions of a model that a new tritonserver has loaded, or () while it is

@@ -201,7 +201,7 @@ class OnChange(Policy):
 
     def _serve(self, model: ModelFolder, load: str) -> None:
         """Replace the current model with this one. If that fails, keep the current one. Raise
-        Rejected."""
+        Rejected. A manager that is killed meanwhile is replaced by one that begins again."""
         manager = self.manager
         name = model.folder.name
         old = manager.get(name)
