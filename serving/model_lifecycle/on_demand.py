@@ -94,13 +94,14 @@ class LookUps:
             self._times.append(now)
         if not self._turns.acquire(blocking=False):
             raise ModelNotReady("the model repository does not answer; try again")
-        error, seconds = unknown(name), MISSING_SECONDS
+        error: ServingError = unknown(name)
+        seconds = MISSING_SECONDS
         try:
             if found := self._source.find(name):
                 return found
         except Unreachable as err:
             log.error("'%s' cannot be looked up: %s", name, err)
-            error, seconds = away(err), AWAY_SECONDS
+            error, seconds = err, AWAY_SECONDS
         finally:
             self._turns.release()
         with self._lock:
@@ -108,11 +109,7 @@ class LookUps:
         raise error
 
 
-def away(reason: Unreachable) -> ServingError:
-    return ModelNotReady(f"{reason}; try again")
-
-
-def unknown(name: str) -> ServingError:
+def unknown(name: str) -> ModelNotFound:
     return ModelNotFound(
         f"Request for unknown model: '{name}' is not found; a model is named by its path in the "
         f"model repository, without .tar.gz, and a new one is found within {MISSING_SECONDS:g} s"
@@ -220,12 +217,10 @@ class OnDemand(OnPost):
                 loads=1, unpack_seconds=unpacked - began, load_seconds=ended - unpacked
             )
             log.info("loaded '%s' in %.1f s", name, ended - began)
+        except (TritonUnavailable, Unreachable) as err:
+            self._reject(found, err, INTERRUPTED_SECONDS)
         except ModelNotReady as err:
             self._reject(found, err, BUSY_SECONDS)
-        except TritonUnavailable as err:
-            self._reject(found, err, INTERRUPTED_SECONDS)
-        except Unreachable as err:
-            self._reject(found, away(err), INTERRUPTED_SECONDS)
         except (ConfigError, BadArchive, OSError, LoadFailed, TritonTimeout) as err:
             self._reject(found, ModelFailed(name, str(err)))
         except ServingError as err:

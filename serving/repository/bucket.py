@@ -188,7 +188,8 @@ class BucketSource(Source):
         try:
             yield
         except BaseError as err:
-            raise Unreachable(f"{self._url} cannot be read: {_reason(err)}") from None
+            text = f"{self._url} cannot be read: {_reason(err)}; try again"
+            raise Unreachable(text) from None
 
 
 def _signature(objects: Sequence[Any]) -> str:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from serving.errors import ModelNotReady
 from serving.repository.cache import Cache
 from serving.repository.layout import is_model, is_name
 from serving.repository.locate_archive import Archive, archive_in, model_in
@@ -23,7 +24,7 @@ ARCHIVE = ".tar.gz"
 MOST_LISTED = 1_000  # models in a list, and folders that are searched for them
 
 
-class Unreachable(Exception):
+class Unreachable(ModelNotReady, code=ModelNotReady.code):
     """Raised if the repository cannot be read. The message says why."""
 
 
@@ -59,7 +60,7 @@ def _errors() -> Iterator[None]:
     try:
         yield
     except OSError as err:
-        raise Unreachable(f"the model repository cannot be read: {err}") from err
+        raise Unreachable(f"the model repository cannot be read: {err}; try again") from err
 
 
 class FolderSource(Source):
