@@ -4,8 +4,8 @@ with the API of one of them.
     NAME/config.pbtxt, NAME/1/model.onnx, …    a model folder
     NAME.tar.gz                                an archive
 
-A model is fetched into the cache, and looked up again after that, because it may have changed
-meanwhile. Only the manager imports this module, and only if the repository is a bucket.
+A model is fetched into the cache. Only the manager imports this module, and only if the repository
+is a bucket.
 """
 
 import re
@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -24,8 +24,6 @@ from obstore.store import from_url
 from serving.host.files import digest
 from serving.repository.cache import Cache
 from serving.repository.layout import CONFIG
-from serving.repository.locate_archive import Archive, archive_in
-from serving.repository.paths import real_path
 from serving.repository.source import ARCHIVE, MOST_LISTED, Found, Source, Unreachable, may_be_found
 from serving.repository.unpacking import BadArchive, unpack
 
@@ -67,7 +65,8 @@ class BucketSource(Source):
     the environment, or asks the cloud for those of the container's role."""
 
     def __init__(self, url: str, cache: Cache, silent_seconds: float = SILENT_SECONDS) -> None:
-        self._url, self._cache = url.rstrip("/"), cache
+        super().__init__(cache)
+        self._url = url.rstrip("/")
         self._silent = timedelta(seconds=silent_seconds)
         self._bucket_exists = False
         self._names: list[str] = []
@@ -89,12 +88,6 @@ class BucketSource(Source):
             if archive := self._head(name + ARCHIVE):
                 return Found(name, url + ARCHIVE, _signature([archive]))
         return None
-
-    @contextmanager
-    def archive(self, found: Found) -> Iterator[Archive]:
-        key = f"{found.name} {found.signature}"
-        with self._cache.folder(key, partial(self._fetch_model, found)) as folder:
-            yield archive_in(folder, real_path(folder))
 
     def names(self) -> list[str]:
         now = time.monotonic()
@@ -135,15 +128,9 @@ class BucketSource(Source):
                 break
         return objects
 
-    def _fetch_model(self, found: Found, folder: Path, take: Callable[[int], None]) -> None:
+    def write(self, found: Found, folder: Path, take: Callable[[int], None]) -> None:
         fetch = self._fetch_archive if found.url.endswith(ARCHIVE) else self._fetch_folder
-        try:
-            fetch(found, folder, take)
-            is_current = self.find(found.name) == found
-        except FileNotFoundError:  # an object was removed
-            is_current = False
-        if not is_current:
-            raise BadArchive(f"{found.url} was changed while it was fetched")
+        fetch(found, folder, take)
 
     def _fetch_archive(self, found: Found, folder: Path, take: Callable[[int], None]) -> None:
         file = folder.with_name(found.name.rpartition("/")[2] + ARCHIVE)
