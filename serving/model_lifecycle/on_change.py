@@ -264,11 +264,9 @@ def _units(
     """Yield each group of models that call each other, if one of them is new, has changed or was
     removed."""
     names = wanted | served.keys()
-    calls = [(name, folders[name].parts) for name in wanted]
-    calls += [(name, entry.parts) for name, entry in served.items()]
-    pairs: list[tuple[str, str]] = []
-    for name, parts in calls:
-        pairs += [(name, part) for part in parts if part in names]
+    # each model with the models that it calls
+    groups = [{name, *folders[name].parts} & names for name in wanted]
+    groups += [{name, *entry.parts} & names for name, entry in served.items()]
     current = {(e.name, e.source, e.signature) for e in served.values() if e.state != UNLOADING}
     # all models except those that are served from their folders as they are now
     pending = names - {
@@ -281,7 +279,7 @@ def _units(
         size = 0
         while len(unit) > size:  # add all that call one of them or are called by one
             size = len(unit)
-            unit.update(*(pair for pair in pairs if not unit.isdisjoint(pair)))
+            unit.update(*(group for group in groups if not unit.isdisjoint(group)))
         pending -= unit
         yield unit
 
