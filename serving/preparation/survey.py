@@ -109,18 +109,17 @@ def _stage(settings: Settings, backends: Path, chosen: Served) -> dict[str, Choi
     staged models whenever it starts; from then on only the model manager changes them. Add models
     that cannot be staged to `unreadable`. Return the engine choices. Raise OSError."""
     store = Store(settings.staged_folder, settings, backends)
-    is_copied = settings.policy.copied
     entries: dict[str, Entry] = {}
     signatures: dict[str, str] = {}
     choices: dict[str, Choice] = {}
     for column, (name, folder) in enumerate(chosen.models.items()):
         load = secrets.token_hex(8)
         copied = folder
-        clients = shared_clients(folder, chosen.configs[name]) if is_copied else None
-        signatures[name] = signature(folder, clients) if is_copied else ""
+        clients = shared_clients(folder, chosen.configs[name])
+        signatures[name] = signature(folder, clients)
         if name in chosen.unreadable:
             continue
-        if is_copied:
+        if settings.policy.copied:
             copied = settings.copies_folder / load / name
             copy_model(folder, copied, clients)
         try:
@@ -137,7 +136,7 @@ def _stage(settings: Settings, backends: Path, chosen: Served) -> dict[str, Choi
             column=column,
             parts=tuple(parts_of(chosen.configs[name])),
             signature=signatures[name],
-            source=str(folder) if is_copied else "",
+            source=str(folder),
         )
     rejected = tuple(
         Rejection({name: signatures[name]}, [text]) for name, text in chosen.unreadable.items()
