@@ -201,37 +201,39 @@ class OnDemand(OnPost):
 
     def _load_found(self, found: Found) -> None:
         """Load a model; called in a thread of its own. If that fails, reject the model."""
-        name, began = found.name, time.monotonic()
         try:
-            with self._source.archive(found) as archive, self.manager.changing(name):
-                if self.manager.get(name):  # it is still being unloaded
-                    return
-                unpacked = time.monotonic()
-                idle = idle_seconds(archive, self.settings.device)
-                fields = {"url": found.url, "signature": found.signature, "idle": idle}
-                self._add(archive, name, name, **fields)
-            self._keep_rejected(name)
-            ended = time.monotonic()
-            self._count_thrash(name, began)
-            self.manager.count(
-                loads=1, unpack_seconds=unpacked - began, load_seconds=ended - unpacked
-            )
-            log.info("loaded '%s' in %.1f s", name, ended - began)
+            self._load_now(found)
         except (TritonUnavailable, Unreachable) as err:
             self._reject(found, err, INTERRUPTED_SECONDS)
         except ModelNotReady as err:
             self._reject(found, err, BUSY_SECONDS)
         except (ConfigError, BadArchive, OSError, LoadFailed, TritonTimeout) as err:
-            self._reject(found, ModelFailed(name, str(err)))
+            self._reject(found, ModelFailed(found.name, str(err)))
         except ServingError as err:
             self._reject(found, err)
         except Exception:
-            log.exception("'%s' cannot be loaded", name)
-            self._reject(found, ModelFailed(name, "an internal error; the log has it"))
+            log.exception("'%s' cannot be loaded", found.name)
+            self._reject(found, ModelFailed(found.name, "an internal error; the log has it"))
         finally:
             with self._lock:
-                del self._loading[name]
+                del self._loading[found.name]
             self._begin_loads()
+
+    def _load_now(self, found: Found) -> None:
+        """Fetch or unpack the model, evict others for it, and load it."""
+        name, began = found.name, time.monotonic()
+        with self._source.archive(found) as archive, self.manager.changing(name):
+            if self.manager.get(name):  # it is still being unloaded
+                return
+            unpacked = time.monotonic()
+            idle = idle_seconds(archive, self.settings.device)
+            fields = {"url": found.url, "signature": found.signature, "idle": idle}
+            self._add(archive, name, name, **fields)
+        self._keep_rejected(name)
+        ended = time.monotonic()
+        self._count_thrash(name, began)
+        self.manager.count(loads=1, unpack_seconds=unpacked - began, load_seconds=ended - unpacked)
+        log.info("loaded '%s' in %.1f s", name, ended - began)
 
     def _admit(self, entry: Entry, needed: int) -> Entry:
         """Evict models if there is no memory for the load, and add it to the table. Raise
@@ -317,27 +319,32 @@ class OnDemand(OnPost):
         return idle >= entry.idle and not leases.requests(entry.column)
 
     def _evict(self, victims: Sequence[Entry]) -> None:
-        """Unload the models, LOADS_AT_ONCE at a time. Raise OutOfMemory if that frees less than
-        half of the memory that they hold, because further evictions would not help either."""
+        """Unload the models, LOADS_AT_ONCE at a time. Raise OutOfMemory if that frees too little
+        memory."""
         try:
             for start in range(0, len(victims), LOADS_AT_ONCE):
-                some = victims[start : start + LOADS_AT_ONCE]
-                before = memory_by_model(self._pid())
-                unloaded = [*filter(None, self._unloads.map(self._unload_victim, some))]
-                after = memory_by_model(self._pid())
-                booked = sum([self._size(entry, before) for entry in unloaded])
-                freed = sum([self.held(e, before) - self.held(e, after) for e in unloaded])
-                # what tritonserver itself has freed, for models without processes of their own
-                freed += max(0, before[""] - after[""])
-                if len(unloaded) > 1 and freed < booked / 2:
-                    reason = (
-                        f"{len(unloaded)} models were unloaded, which freed {freed / 2**20:.0f} of "
-                        f"{booked / 2**20:.0f} MB: their backend keeps memory"
-                    )
-                    log.error("%s", reason)
-                    raise OutOfMemory(f"{reason}; restart the container, or give it more memory")
+                self._evict_at_once(victims[start : start + LOADS_AT_ONCE])
         finally:
             self._victims.difference_update(entry.load_id for entry in victims)
+
+    def _evict_at_once(self, victims: Sequence[Entry]) -> None:
+        """Unload the models at the same time. Raise OutOfMemory if several of them free less than
+        half of the memory that they hold, because further evictions would not help either."""
+        before = memory_by_model(self._pid())
+        unloaded = [*filter(None, self._unloads.map(self._unload_victim, victims))]
+        after = memory_by_model(self._pid())
+        booked = sum([self._size(entry, before) for entry in unloaded])
+        # what tritonserver itself has freed, for models without processes of their own
+        freed = max(0, before[""] - after[""])
+        for entry in unloaded:
+            freed += self.held(entry, before) - self.held(entry, after)
+        if len(unloaded) > 1 and freed < booked / 2:
+            reason = (
+                f"{len(unloaded)} models were unloaded, which freed {freed / 2**20:.0f} of "
+                f"{booked / 2**20:.0f} MB: their backend keeps memory"
+            )
+            log.error("%s", reason)
+            raise OutOfMemory(f"{reason}; restart the container, or give it more memory")
 
     def _unload_victim(self, entry: Entry) -> Entry | None:
         """Unload the model. Return None if it has been spared."""
