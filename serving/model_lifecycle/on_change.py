@@ -65,6 +65,22 @@ class ModelFolder:
     clients: Path | None
     copy: Path = Path()
 
+    def entry(self, load: str, column: int) -> Entry:
+        """Return the entry of the model once it is loaded from its copy."""
+        return Entry(
+            name=self.folder.name,
+            triton_name=self.folder.name,
+            folder=str(self.copy),
+            load_id=load,
+            column=column,
+            state=READY,
+            parts=self.parts,
+            began=time.monotonic(),
+            answered=True,
+            signature=self.signature,
+            source=str(self.folder),
+        )
+
 
 class OnChange(Policy):
     """The policy that loads models when their folders change. Not thread-safe."""
@@ -209,27 +225,11 @@ class OnChange(Policy):
             try:
                 manager.store.stage(model.copy, name)
                 column = old.column if old else manager.free_column()
-                entry = Entry(
-                    name=name,
-                    triton_name=name,
-                    folder=str(model.copy),
-                    load_id=load,
-                    column=column,
-                    state=READY,
-                    parts=model.parts,
-                    began=time.monotonic(),
-                    answered=True,
-                    signature=model.signature,
-                    source=str(model.folder),
-                )
+                entry = model.entry(load, column)
                 versions = manager.load(entry)
             except (ConfigError, ServingError) as err:
-                if old:
-                    manager.store.stage(Path(old.folder), name)
-                else:
-                    manager.store.remove(name)
-                # The load may still finish and replace the served model. A new tritonserver loads
-                # what is staged now.
+                self._restore(name, old)
+                # the load may still finish and replace the served model
                 if isinstance(err, TritonTimeout):
                     manager.kill_server(f"the load of '{name}' does not end")
                 reason = ENDED if isinstance(err, TritonUnavailable) else err
@@ -237,6 +237,13 @@ class OnChange(Policy):
             manager.put(replace(entry, versions=versions))
             self._keep_rejected(lambda rejection: name not in rejection.folders)
         log.info("%s: the model in %s is now served", name, model.folder)
+
+    def _restore(self, name: str, old: Entry | None) -> None:
+        """Stage the current model again, which a new tritonserver would load."""
+        if old:
+            self.manager.store.stage(Path(old.folder), name)
+        else:
+            self.manager.store.remove(name)
 
     def _reject(self, state: dict[str, str], reasons: Sequence[str], outcome: str) -> None:
         for reason in reasons:
