@@ -14,6 +14,7 @@ import shutil
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from graphlib import CycleError, TopologicalSorter
 from itertools import chain
 from pathlib import Path
@@ -87,7 +88,6 @@ class OnChange(Policy):
 
     def __init__(self, manager: Manager) -> None:
         super().__init__(manager)
-        self._configs: dict[tuple[Path, str], Any] = {}
         # for each model, its current signature, and when that was first seen
         self._since: dict[str, tuple[str, float]] = {}
         self._seen: dict[str, ModelFolder] = {}
@@ -101,7 +101,7 @@ class OnChange(Policy):
             try:
                 if is_model(path):
                     state = signature(path)
-                    config = self._config(path, state)
+                    config = _config(path, state, self.settings.device)
                     clients = shared_clients(path, config)
                     state = signature(path, clients) if clients else state
                     folders[path.name] = ModelFolder(path, state, tuple(parts_of(config)), clients)
@@ -116,14 +116,6 @@ class OnChange(Policy):
             if self._since.get(name, ("?", 0.0))[0] != state:
                 self._since[name] = (state, time.monotonic())
         return folders
-
-    def _config(self, folder: Path, state: str) -> Any:
-        if (folder, state) not in self._configs:
-            try:
-                self._configs[folder, state] = read_config(folder, self.settings.device)
-            except Unreadable:  # reported when the model is checked
-                self._configs[folder, state] = ModelConfig()
-        return self._configs[folder, state]
 
     def failed(self, entry: Entry, reason: str) -> None:
         """Stop serving the model, and report it as rejected."""
@@ -155,12 +147,6 @@ class OnChange(Policy):
             state = _states(folders, unit)
             try:
                 self._change(unit, {name: folders[name] for name in unit & wanted})
-            except CycleError:
-                circle = (
-                    f"{', '.join(state)}: these models call each other in a circle; remove one "
-                    "of the calls"
-                )
-                self._reject(state, [circle], "what was served before, if anything, stays")
             except Rejected as err:
                 self._reject(state, err.args, "what was served before, if anything, stays")
 
@@ -260,6 +246,15 @@ class OnChange(Policy):
         )
 
 
+@lru_cache(maxsize=4096)
+def _config(folder: Path, state: str, device: str) -> Any:
+    """Return the configuration of a model folder, which is read only once in each `state`."""
+    try:
+        return read_config(folder, device)
+    except Unreadable:  # reported when the model is checked
+        return ModelConfig()
+
+
 def _states(folders: Mapping[str, ModelFolder], names: Iterable[str]) -> dict[str, str]:
     """Return the signature of each model, or "" if its folder is gone."""
     return {name: folders[name].signature if name in folders else "" for name in sorted(names)}
@@ -304,11 +299,15 @@ def _wanted(settings: Settings, folders: Mapping[str, ModelFolder]) -> set[str]:
     return wanted
 
 
-def _parts_first(folders: Mapping[str, ModelFolder]) -> Iterable[str]:
+def _parts_first(folders: Mapping[str, ModelFolder]) -> list[str]:
     """Return the models in topological order, each after the models that it calls. Raise
-    CycleError."""
+    Rejected."""
     calls = {name: set(folders[name].parts) & folders.keys() for name in sorted(folders)}
-    return TopologicalSorter(calls).static_order()
+    try:
+        return list(TopologicalSorter(calls).static_order())
+    except CycleError as err:
+        circle = "these models call each other in a circle; remove one of the calls"
+        raise Rejected(f"{', '.join(calls)}: {circle}") from err
 
 
 def _names(models: Iterable[ModelFolder]) -> str:
