@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -285,16 +285,15 @@ class Manager:
         """Record which models are ready after tritonserver has started. It loads all staged models
         before it listens. Return the models that failed, and why. Raise TritonUnavailable or
         TritonTimeout."""
-        index: dict[str, list[IndexEntry]] = {}
-        for version in self.index():
-            index.setdefault(version.name, []).append(version)
+        index = self.index()
         loaded: list[tuple[Entry, tuple[str, ...]]] = []
         failed: list[tuple[Entry, str]] = []
         parts_first = sorted(self._models.entries.values(), key=lambda entry: bool(entry.parts))
         for entry in parts_first:
             if entry.state == LOADING:
+                states = {v.version: v.state for v in index if v.name == entry.triton_name}
                 try:
-                    if versions := self._loaded_versions(entry, index.get(entry.triton_name, [])):
+                    if versions := self._loaded_versions(entry, states):
                         loaded.append((entry, versions))
                 except LoadFailed as err:
                     failed.append((entry, self.in_words(entry, str(err))))
@@ -307,20 +306,14 @@ class Manager:
         self.write(change)
         return failed
 
-    def _loaded_versions(self, entry: Entry, index: Collection[IndexEntry]) -> tuple[str, ...]:
+    def _loaded_versions(self, entry: Entry, states: Mapping[str, str]) -> tuple[str, ...]:
         """Return the versions of a model that a new tritonserver has loaded, or () while it is
-        still loading them. If it could not load the model, load it once more. Raise LoadFailed."""
-        states = {version.version: version.state for version in index}
+        still loading them. If it could not load the model, load it once more: the index does not
+        have every reason, and ONNX Runtime may load what OpenVINO rejects. Raise LoadFailed."""
         if ready := tuple(number for number, state in states.items() if state == "READY"):
             return ready
         if not {"LOADING", "UNLOADING"}.isdisjoint(states.values()):
             return ()
-        reasons = sorted({version.reason for version in index if version.has_failed})
-        # Without a reason, Triton rejected the configuration or a model that this one calls, and
-        # says why only if the load is repeated. With a reason, the load is repeated only if
-        # OpenVINO rejected the model: then ONNX Runtime is tried.
-        if reasons and not self.store.leave_openvino(entry.triton_name, reasons[0]):
-            raise LoadFailed("; ".join(reasons))
         try:
             return self.load(entry)
         except (TritonUnavailable, TritonTimeout):
