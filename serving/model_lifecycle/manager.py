@@ -122,13 +122,12 @@ class Manager:
 
     def free_column(self) -> int:
         """Return a column that no model uses. Raise OutOfMemory if there is none."""
-        used = {entry.column for entry in self._models.entries.values()}
-        column = next((number for number in range(MODELS) if number not in used), None)
-        if column is None:
+        free = set(range(MODELS)) - {entry.column for entry in self._models.entries.values()}
+        if not free:
             raise OutOfMemory(
                 f"{MODELS} models are loaded, and there can be no more: unload others"
             )
-        return column
+        return min(free)
 
     @contextmanager
     def changing(self, name: str, seconds: float | None = None) -> Iterator[None]:

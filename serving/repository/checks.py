@@ -56,11 +56,17 @@ def check(folder: Path, config: Any, settings: Settings, root: Path | None) -> N
         if number > most:
             raise ConfigError(f"{what} {number}", f"is too large: it may be {most} at most")
     for group in config.instance_group:
-        if group.name and not STARTABLE.fullmatch(group.name):
-            problem = "is not a name with which Triton's Python backend can start a model"
-            raise ConfigError(f"instance_group '{group.name[:99]}'", problem)
+        if group.name:
+            check_startable("instance_group", group.name)
     _check_files(folder, config, root)
     _check_instances(folder, config, settings)
+
+
+def check_startable(source: str, name: str, remedy: str = "") -> None:
+    """Raise ConfigError if Triton's Python backend cannot start a model with this name."""
+    if not STARTABLE.fullmatch(name):
+        problem = "is not a name with which Triton's Python backend can start a model"
+        raise ConfigError(f"{source} '{name[:99]}'", problem, remedy)
 
 
 def loaded_versions(model: Path, config: Any) -> list[Path]:
@@ -125,9 +131,8 @@ def _check_versions(folder: Path, config: Any) -> None:
             )
         if backend_of(config) != "python":
             continue
-        if not all(map(STARTABLE.fullmatch, file.split("/"))):
-            problem = "is not a name with which Triton's Python backend can start a model"
-            raise ConfigError(f"default_model_filename '{file[:99]}'", problem, "model.py")
+        for part in file.split("/"):
+            check_startable("default_model_filename", part, "model.py")
         if not (version / file).is_file():
             raise ConfigError(version, f"has no {file}")
 

@@ -17,7 +17,7 @@ from typing import Any
 from serving.errors import ConfigError
 from serving.host.files import digest, replace_file
 from serving.host.tritonserver import only_python_backends
-from serving.repository.checks import STARTABLE, check
+from serving.repository.checks import check, check_startable
 from serving.repository.completion import complete, is_complete
 from serving.repository.cpu_engine import Choice, fitted, leave_openvino, this_processor
 from serving.repository.layout import CONFIG
@@ -60,14 +60,9 @@ class Store:
         given, it is the model's archive, and all files of the model must be inside it. Raise
         ConfigError.
         """
-        if self.only_python and not STARTABLE.fullmatch(triton_name):
-            problem = (
-                "is not a name with which Triton's Python backend can start a model: rename "
-                "its folder"
-            )
-            raise ConfigError(
-                f"'{triton_name}'", problem, "at most 255 ASCII letters, digits, '.', '_' and '-'"
-            )
+        if self.only_python:
+            remedy = "rename its folder: at most 255 ASCII letters, digits, '.', '_' and '-'"
+            check_startable("the model's name", triton_name, remedy)
         unfinished = self.root.with_name("unfinished") / triton_name
         shutil.rmtree(unfinished, ignore_errors=True)
         unfinished.mkdir(parents=True)
