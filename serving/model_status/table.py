@@ -225,23 +225,17 @@ class Models:
         if not entries:
             text = ": ".join(filter(None, ["no model is served", _reasons(self.rejected)]))
             return None if self.by_call else ModelNotReady(text)
-        crashes: list[ServingError] = []
-        others: list[ServingError] = []
-        waiting: list[Entry] = []
-        for _, entry in sorted(entries.items()):
+        errors: list[ServingError] = []
+        for name, entry in sorted(entries.items()):
             error = self.error(entry)
-            if isinstance(error, ModelRestarting | ModelRefused):
-                crashes.append(error)
-            elif error:
-                others.append(error)
-            elif not entry.answered:
-                waiting.append(entry)
+            if error is None and not entry.answered:
+                reason = entry.reason or "its example is being tested"
+                error = ModelNotReady(f"model '{name}': {reason}")
+            if error:
+                errors.append(error)
+        crashes = [each for each in errors if isinstance(each, ModelRestarting | ModelRefused)]
         if crashes and (len(crashes) == len(entries) or not self.was_ready):
             return crashes[0]
-        if others:
-            failures = [error for error in others if isinstance(error, ModelFailed)]
-            return (failures or others)[0]
-        if waiting:
-            reason = waiting[0].reason or "its example is being tested"
-            return ModelNotReady(f"model '{waiting[0].name}': {reason}")
-        return None
+        failures = [each for each in errors if isinstance(each, ModelFailed)]
+        others = [each for each in errors if each not in crashes]
+        return next(iter([*failures, *others]), None)
