@@ -350,10 +350,10 @@ class OnDemand(OnPost):
         """Unload the model. Return None if it has been spared."""
         began = time.monotonic()
         with self.manager.changing(entry.name):
+            self._measure(entry)
             latest = self.manager.models().latest(entry)
             if latest is None or latest.state != READY or not self._is_idle(entry):
                 return None
-            self._measure(entry)
             self.manager.unload(entry)
         now = time.monotonic()
         keep_last(self._evicted, entry.name, now)
