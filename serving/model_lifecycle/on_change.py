@@ -88,8 +88,8 @@ class OnChange(Policy):
 
     def __init__(self, manager: Manager) -> None:
         super().__init__(manager)
-        # for each model, its current signature, and when that was first seen
-        self._since: dict[str, tuple[str, float]] = {}
+        # when each model's current signature was first seen; the keys are (name, signature)
+        self._since: dict[tuple[str, str], float] = {}
         self._seen: dict[str, ModelFolder] = {}
 
     def _look(self) -> dict[str, ModelFolder]:
@@ -111,10 +111,9 @@ class OnChange(Policy):
                 if path.name in self._seen:
                     folders[path.name] = self._seen[path.name]
         self._seen = folders
-        for name in folders.keys() | self._since.keys():
-            state = folders[name].signature if name in folders else ""
-            if self._since.get(name, ("?", 0.0))[0] != state:
-                self._since[name] = (state, time.monotonic())
+        states = _states(folders, folders.keys() | {name for name, _ in self._since})
+        now = time.monotonic()
+        self._since = {pair: self._since.get(pair, now) for pair in states.items()}
         return folders
 
     def failed(self, entry: Entry, reason: str) -> None:
@@ -142,18 +141,18 @@ class OnChange(Policy):
         new = set().union(*units) & wanted - self.manager.models().entries.keys()
         self.manager.write(lambda models: replace(models, checking=tuple(sorted(new))))
         for unit in units:
-            if not self._has_settled(unit):
-                continue
             state = _states(folders, unit)
+            if not self._has_settled(state):
+                continue
             try:
                 self._change(unit, {name: folders[name] for name in unit & wanted})
             except Rejected as err:
                 self._reject(state, err.args, "what was served before, if anything, stays")
 
-    def _has_settled(self, unit: Collection[str]) -> bool:
-        """Return whether no folder of the unit has changed in the last SETTLED seconds."""
-        changes = [self._since[name][1] for name in unit if name in self._since]
-        return time.monotonic() >= max(changes, default=0.0) + SETTLED
+    def _has_settled(self, state: Mapping[str, str]) -> bool:
+        """Return whether all models have had these signatures for SETTLED seconds."""
+        last_change = max(self._since.get(pair, 0.0) for pair in state.items())
+        return time.monotonic() >= last_change + SETTLED
 
     def _change(self, unit: Collection[str], folders: Mapping[str, ModelFolder]) -> None:
         """Check and serve the changed models of a unit. Raise Rejected, or TritonUnavailable if
