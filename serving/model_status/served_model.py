@@ -35,7 +35,8 @@ def _row_size(spec: TensorSpec) -> tuple[int, int]:
     """Return the bytes of one row of a tensor whose dynamic dimensions have the length 1, and how
     many dynamic dimensions it has."""
     fixed = [size for size in spec.shape if size != -1]
-    return SIZES.get(spec.datatype, 1) * prod(fixed), len(spec.shape) - len(fixed)
+    dynamic = len(spec.shape) - len(fixed)
+    return SIZES.get(spec.datatype, 1) * prod(fixed), dynamic
 
 
 def _row_bytes(specs: Iterable[TensorSpec], shape: Sequence[int]) -> int:

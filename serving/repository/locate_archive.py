@@ -55,8 +55,8 @@ def locate(url: str, root: Path) -> Archive:
     if not path.is_dir():
         raise InvalidRequest(f"there is no folder {path}")
     # Triton would load any file that a link points to, and quote it in its errors
-    inside = real_path(root.joinpath(*path.relative_to(root).parts[:2]), real_path(root))
-    return archive_in(path, inside)
+    identifier, model, *_ = path.relative_to(root).parts
+    return archive_in(path, real_path(root / identifier / model, real_path(root)))
 
 
 def archive_in(path: Path, root: Path) -> Archive:
