@@ -11,6 +11,7 @@ waits for it.
 
 import logging
 import math
+import random
 import threading
 import time
 from collections import deque
@@ -136,7 +137,6 @@ class OnDemand(OnPost):
         self._evicted: dict[str, float] = {}  # models, and when they were evicted
         self._last_needs: deque[int] = deque(maxlen=10)  # the bytes of the last loads
         self._last_shortage = -math.inf  # when a load last had to evict models
-        self._turn = 0
 
     def want(self, name: str) -> None:
         """Begin to load a model, unless it is loaded or being loaded. Raise ModelNotFound,
@@ -410,10 +410,9 @@ class OnDemand(OnPost):
         self.manager.write(change)
 
     def _look_at_a_rejection(self) -> None:
-        """Let a rejected model be loaded again if it has changed. Check one model in each call."""
+        """Let a rejected model be loaded again if it has changed. Check any one in each call."""
         if rejected := [each for each in self.manager.models().rejected if each.is_current()]:
-            self._turn += 1
-            ((name, signature),) = rejected[self._turn % len(rejected)].folders.items()
+            ((name, signature),) = random.choice(rejected).folders.items()
             with suppress(Unreachable):
                 found = self._source.find(name)
                 if found is None or found.signature != signature:
