@@ -238,8 +238,6 @@ class OnDemand(OnPost):
     def _admit(self, entry: Entry, needed: int) -> Entry:
         """Evict models if there is no memory for the load, and add it to the table. Raise
         OutOfMemory, LoadFailed, or ModelNotReady if there is no memory at the moment."""
-        if needed > self.memory:
-            return super()._admit(entry, needed)  # raises OutOfMemory
         waits = f"'{entry.name}' is not loaded yet: "
         try:
             self._make_room(entry.name, needed)

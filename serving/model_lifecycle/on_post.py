@@ -117,6 +117,9 @@ class OnPost(Policy):
             **fields,
         )
         needed = self._measured.get(_measure_of(entry), entry.estimated)
+        if needed > self.memory:
+            reason = shortfall(self.memory, 0, needed)
+            raise self.too_large(f"'{target}' can never be loaded on this machine: {reason}")
         try:
             entry = self._admit(entry, needed)
             try:
@@ -136,9 +139,6 @@ class OnPost(Policy):
     def _admit(self, entry: Entry, needed: int) -> Entry:
         """Add the load to the table, so that other loads take its memory into account. Raise
         OutOfMemory, LoadFailed, ModelAlreadyLoaded or TritonUnavailable."""
-        if needed > self.memory:
-            reason = shortfall(self.memory, 0, needed)
-            raise self.too_large(f"'{entry.target}' can never be loaded on this machine: {reason}")
         pid = self._pid()
         with self._admitting:
             if reason := shortfall(self.memory, self._used(pid, entry.name), needed):
