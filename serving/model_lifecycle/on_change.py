@@ -289,13 +289,10 @@ def _wanted(settings: Settings, folders: Mapping[str, ModelFolder]) -> set[str]:
     """Return the models to load at startup: the ones that the settings name and the models that
     they call, or all models if the settings name none."""
     named = [*settings.load_models, *filter(None, [settings.default_model])]
-    pending = set(named or folders) & folders.keys()
-    wanted: set[str] = set()
-    while pending:
-        name = pending.pop()
-        wanted.add(name)
-        pending |= set(folders[name].parts) & folders.keys() - wanted
-    return wanted
+    wanted = list(set(named or folders) & folders.keys())
+    for name in wanted:  # the list grows meanwhile
+        wanted += set(folders[name].parts) & folders.keys() - set(wanted)
+    return set(wanted)
 
 
 def _parts_first(folders: Mapping[str, ModelFolder]) -> list[str]:

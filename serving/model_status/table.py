@@ -201,14 +201,10 @@ class Models:
     def error(self, entry: Entry) -> ServingError | None:
         """Return the error that says why the model is not ready, or None if it is. For an
         ensemble, the errors of its parts take precedence, at any depth."""
-        pending = [entry]
-        called: list[Entry] = []
-        while pending:
-            # Triton does not load models that call each other in a circle
-            if (model := pending.pop(0)) not in called:
-                called.append(model)
-                parts = map(self.by_triton_name.get, model.parts)
-                pending += filter(None, parts)
+        called = [entry]
+        for model in called:  # the list grows meanwhile
+            parts = filter(None, map(self.by_triton_name.get, model.parts))
+            called += [part for part in parts if part not in called]
         errors = (model.error() for model in reversed(called))
         return next(filter(None, errors), None)
 

@@ -198,8 +198,7 @@ def _read_configs(
     unreadable: dict[str, str] = {}
     configs: dict[str, Any] = {}
     pending = [(name, "") for name in names]
-    while pending:
-        name, user = pending.pop(0)
+    for name, user in pending:  # the list grows meanwhile
         if name in configs:
             continue
         if name not in models:

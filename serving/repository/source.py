@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from pathlib import Path
 
 from serving.errors import ModelNotReady
@@ -122,11 +123,9 @@ class FolderSource(Source):
     @_errors()
     def names(self) -> list[str]:
         names: list[str] = []
-        pending = [self.root]
-        for _ in range(MOST_LISTED):
-            if not pending:
-                break
-            for path in sorted(pending.pop().iterdir()):
+        folders = [self.root]
+        for folder in islice(folders, MOST_LISTED):  # the list grows meanwhile
+            for path in sorted(folder.iterdir()):
                 name = str(path.relative_to(self.root))
                 if _is_hidden(path.name):
                     continue
@@ -136,7 +135,7 @@ class FolderSource(Source):
                     if is_model(path):
                         names.append(name)
                     elif not path.is_symlink():  # links could lead in circles
-                        pending.append(path)
+                        folders.append(path)
         return sorted(set(names))[:MOST_LISTED]
 
 
