@@ -253,10 +253,8 @@ class Manager:
         """Return the states of all versions in the model's staged folders. Ignore parts that are
         READY."""
         names = self.staged_names(entry)
-        states = {
-            (version.name, version.state) for version in self.index() if version.name in names
-        }
-        return {state for name, state in states if name == entry.triton_name or state != "READY"}
+        versions = [version for version in self.index() if version.name in names]
+        return {v.state for v in versions if v.name == entry.triton_name or v.state != "READY"}
 
     def _kill_processes(self, entry: Entry) -> bool:
         """Kill the model's processes. Return whether there were any."""

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import cached_property
+from itertools import chain, islice
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -121,12 +122,8 @@ class BucketSource(Source):
     def _objects(self, folder: str | None = None) -> list[Any]:
         """Return the first MOST_OBJECTS objects in the folder, or in the whole bucket if it is
         None."""
-        objects: list[Any] = []
-        for page in obstore.list(self._store, folder, chunk_size=PAGE):
-            objects += page
-            if len(objects) >= MOST_OBJECTS:
-                break
-        return objects
+        pages = obstore.list(self._store, folder, chunk_size=PAGE)
+        return list(islice(chain.from_iterable(pages), MOST_OBJECTS))
 
     def write(self, found: Found, folder: Path, take: Callable[[int], None]) -> None:
         fetch = self._fetch_archive if found.url.endswith(ARCHIVE) else self._fetch_folder
