@@ -155,6 +155,18 @@ def test_spare_a_model_that_is_in_use(world: World, reason: str) -> None:
     assert world.ready() == {"kept", "a", "c"}
 
 
+def test_spare_a_chosen_model_that_is_called_before_its_unload(world: World) -> None:
+    fill(world)
+    victims = world.policy._choose(world.manager.pid(), "c", SIZE)
+    assert [victim.name for victim in victims] == ["a"]
+    world.manager.leases.add(0, victims[0].column, 1, 0)
+    world.policy._evict(victims)
+    assert world.ready() == {"kept", "a", "b"}
+    world.manager.leases.add(0, victims[0].column, -1, 0)
+    assert world.load("c") is None
+    assert world.ready() == {"kept", "b", "c"}
+
+
 def test_evict_no_model_if_all_were_used_just_now(world: World) -> None:
     fill(world)
     world.age("a", "b", seconds=IN_FUTURE)
