@@ -167,7 +167,7 @@ class ServingError(Exception):
         cls.code = code
         cls.status = TABLE[code].status
         cls.retry_after = TABLE[code].retry_after or None
-        KINDS[code] = cls
+        KINDS.setdefault(code, cls)
 
     def __str__(self) -> str:
         return self.text.format(*self.args)

@@ -1,15 +1,11 @@
 """Makes Triton load a staged model. If OpenVINO was chosen for the model and rejects it, ONNX
 Runtime is used instead: a model is valid if one engine can run it."""
 
-import logging
 from collections.abc import Collection
 
 from serving.errors import OutOfMemory, ServingError, TritonTimeout, TritonUnavailable
 from serving.repository.staging import Store
 from serving.triton.connection import Connection
-from serving.triton.quirks import PREFACE
-
-log = logging.getLogger(__name__)
 
 
 def load(
@@ -28,16 +24,7 @@ def load(
                 index = gateway.index()
             failed = [each for each in index if each.has_failed and each.name in parts]
             reasons |= {each.name: each.reason for each in failed}
-        left = [leave_openvino(store, each, reason) for each, reason in reasons.items()]
+        left = [store.leave_openvino(each, reason) for each, reason in reasons.items()]
         if not any(left):
             raise
         return gateway.load(name, seconds)
-
-
-def leave_openvino(store: Store, name: str, reason: str) -> bool:
-    """Stage the model for ONNX Runtime after OpenVINO rejected it, and log the change. Return
-    whether that was possible."""
-    choice = store.leave_openvino(name, " ".join(PREFACE.sub("", reason).split()))
-    if choice:
-        log.warning("%s: %s", name, choice)
-    return bool(choice)

@@ -6,10 +6,9 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -123,13 +122,12 @@ class Manager:
 
     def free_column(self) -> int:
         """Return a column that no model uses. Raise OutOfMemory if there is none."""
-        used = {entry.column for entry in self._models.entries.values()}
-        column = next((number for number in range(MODELS) if number not in used), None)
-        if column is None:
+        free = set(range(MODELS)) - {entry.column for entry in self._models.entries.values()}
+        if not free:
             raise OutOfMemory(
                 f"{MODELS} models are loaded, and there can be no more: unload others"
             )
-        return column
+        return min(free)
 
     @contextmanager
     def changing(self, name: str, seconds: float | None = None) -> Iterator[None]:
@@ -255,10 +253,8 @@ class Manager:
         """Return the states of all versions in the model's staged folders. Ignore parts that are
         READY."""
         names = self.staged_names(entry)
-        states = {
-            (version.name, version.state) for version in self.index() if version.name in names
-        }
-        return {state for name, state in states if name == entry.triton_name or state != "READY"}
+        versions = [version for version in self.index() if version.name in names]
+        return {v.state for v in versions if v.name == entry.triton_name or v.state != "READY"}
 
     def _kill_processes(self, entry: Entry) -> bool:
         """Kill the model's processes. Return whether there were any."""
@@ -286,17 +282,15 @@ class Manager:
         """Record which models are ready after tritonserver has started. It loads all staged models
         before it listens. Return the models that failed, and why. Raise TritonUnavailable or
         TritonTimeout."""
-        index: dict[str, list[IndexEntry]] = {}
-        for version in self.index():
-            index.setdefault(version.name, []).append(version)
-        self._remove_strays()
+        index = self.index()
         loaded: list[tuple[Entry, tuple[str, ...]]] = []
         failed: list[tuple[Entry, str]] = []
         parts_first = sorted(self._models.entries.values(), key=lambda entry: bool(entry.parts))
         for entry in parts_first:
             if entry.state == LOADING:
+                states = {v.version: v.state for v in index if v.name == entry.triton_name}
                 try:
-                    if versions := self._loaded_versions(entry, index.get(entry.triton_name, [])):
+                    if versions := self._loaded_versions(entry, states):
                         loaded.append((entry, versions))
                 except LoadFailed as err:
                     failed.append((entry, self.in_words(entry, str(err))))
@@ -309,32 +303,14 @@ class Manager:
         self.write(change)
         return failed
 
-    def _remove_strays(self) -> None:
-        """Unload and remove staged models that are not in the table, which an interrupted load left
-        behind."""
-        for name in self.store.names() - self._expected_names():
-            with suppress(TritonTimeout), self.changing(name, 0.0):
-                if name not in self._expected_names():
-                    self.gateway.unload(name)
-                    self.store.remove(name)
-
-    def _expected_names(self) -> set[str]:
-        return set(chain.from_iterable(map(self.staged_names, self._models.entries.values())))
-
-    def _loaded_versions(self, entry: Entry, index: Collection[IndexEntry]) -> tuple[str, ...]:
+    def _loaded_versions(self, entry: Entry, states: Mapping[str, str]) -> tuple[str, ...]:
         """Return the versions of a model that a new tritonserver has loaded, or () while it is
-        still loading them. If it could not load the model, load it once more. Raise LoadFailed."""
-        states = {version.version: version.state for version in index}
+        still loading them. If it could not load the model, load it once more: the index does not
+        have every reason, and ONNX Runtime may load what OpenVINO rejects. Raise LoadFailed."""
         if ready := tuple(number for number, state in states.items() if state == "READY"):
             return ready
         if not {"LOADING", "UNLOADING"}.isdisjoint(states.values()):
             return ()
-        reasons = sorted({version.reason for version in index if version.has_failed})
-        # Without a reason, Triton rejected the configuration or a model that this one calls, and
-        # says why only if the load is repeated. With a reason, the load is repeated only if
-        # OpenVINO rejected the model: then ONNX Runtime is tried.
-        if reasons and not loading.leave_openvino(self.store, entry.triton_name, reasons[0]):
-            raise LoadFailed("; ".join(reasons))
         try:
             return self.load(entry)
         except (TritonUnavailable, TritonTimeout):

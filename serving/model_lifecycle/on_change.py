@@ -8,12 +8,13 @@ and loaded one after another. A rejected folder is tried again when it changes.
 """
 
 import logging
+import os
 import secrets
 import shutil
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from graphlib import CycleError, TopologicalSorter
 from itertools import chain
 from pathlib import Path
@@ -25,7 +26,7 @@ from serving.model_lifecycle.policy import Policy
 from serving.model_status.states import READY, UNLOADING
 from serving.model_status.table import Entry, Rejection
 from serving.repository import run_preparation
-from serving.repository.layout import CLIENTS, LayoutError, folders_in, is_model
+from serving.repository.layout import LayoutError, folders_in, is_model
 from serving.repository.model_config import (
     ModelConfig,
     Unreadable,
@@ -38,8 +39,8 @@ from serving.settings.table import Settings
 
 log = logging.getLogger(__name__)
 SETTLED = 0.9  # seconds without a change, after which a folder counts as complete
-# seconds to keep the copy of a replaced model, because a worker may still be creating its client
-# from it
+# seconds to keep copies that are not served any more, because a worker may still be creating a
+# client from one
 KEPT = 60.0
 ENDED = (
     "tritonserver ended while it loaded the model; correct it, or touch a file in it to try again"
@@ -65,16 +66,30 @@ class ModelFolder:
     clients: Path | None
     copy: Path = Path()
 
+    def entry(self, load: str, column: int) -> Entry:
+        """Return the entry of the model once it is loaded from its copy."""
+        return Entry(
+            name=self.folder.name,
+            triton_name=self.folder.name,
+            folder=str(self.copy),
+            load_id=load,
+            column=column,
+            state=READY,
+            parts=self.parts,
+            began=time.monotonic(),
+            answered=True,
+            signature=self.signature,
+            source=str(self.folder),
+        )
+
 
 class OnChange(Policy):
     """The policy that loads models when their folders change. Not thread-safe."""
 
     def __init__(self, manager: Manager) -> None:
         super().__init__(manager)
-        self._configs: dict[tuple[Path, str], Any] = {}
-        # for each model, its current signature, and when that was first seen
-        self._since: dict[str, tuple[str, float]] = {}
-        self._old: list[tuple[float, Path]] = []
+        # when each model's current signature was first seen; the keys are (name, signature)
+        self._since: dict[tuple[str, str], float] = {}
         self._seen: dict[str, ModelFolder] = {}
 
     def _look(self) -> dict[str, ModelFolder]:
@@ -86,7 +101,7 @@ class OnChange(Policy):
             try:
                 if is_model(path):
                     state = signature(path)
-                    config = self._config(path, state)
+                    config = _config(path, state, self.settings.device)
                     clients = shared_clients(path, config)
                     state = signature(path, clients) if clients else state
                     folders[path.name] = ModelFolder(path, state, tuple(parts_of(config)), clients)
@@ -96,19 +111,10 @@ class OnChange(Policy):
                 if path.name in self._seen:
                     folders[path.name] = self._seen[path.name]
         self._seen = folders
-        for name in folders.keys() | self._since.keys():
-            state = folders[name].signature if name in folders else ""
-            if self._since.get(name, ("?", 0.0))[0] != state:
-                self._since[name] = (state, time.monotonic())
+        states = _states(folders, folders.keys() | {name for name, _ in self._since})
+        now = time.monotonic()
+        self._since = {pair: self._since.get(pair, now) for pair in states.items()}
         return folders
-
-    def _config(self, folder: Path, state: str) -> Any:
-        if (folder, state) not in self._configs:
-            try:
-                self._configs[folder, state] = read_config(folder, self.settings.device)
-            except Unreadable:  # reported when the model is checked
-                self._configs[folder, state] = ModelConfig()
-        return self._configs[folder, state]
 
     def failed(self, entry: Entry, reason: str) -> None:
         """Stop serving the model, and report it as rejected."""
@@ -121,8 +127,7 @@ class OnChange(Policy):
         """Apply the changes since the last call. Raise OSError, TritonUnavailable or
         TritonTimeout."""
         folders = self._look()
-        while self._old and self._old[0][0] < time.monotonic() - KEPT:
-            _remove(self._old.pop(0)[1])
+        self._remove_copies()
         self._keep_rejected(
             lambda rejection: rejection.folders == _states(folders, rejection.folders)
         )
@@ -136,24 +141,18 @@ class OnChange(Policy):
         new = set().union(*units) & wanted - self.manager.models().entries.keys()
         self.manager.write(lambda models: replace(models, checking=tuple(sorted(new))))
         for unit in units:
-            if not self._has_settled(unit):
-                continue
             state = _states(folders, unit)
+            if not self._has_settled(state):
+                continue
             try:
                 self._change(unit, {name: folders[name] for name in unit & wanted})
-            except CycleError:
-                circle = (
-                    f"{', '.join(state)}: these models call each other in a circle; remove one "
-                    "of the calls"
-                )
-                self._reject(state, [circle], "what was served before, if anything, stays")
             except Rejected as err:
                 self._reject(state, err.args, "what was served before, if anything, stays")
 
-    def _has_settled(self, unit: Collection[str]) -> bool:
-        """Return whether no folder of the unit has changed in the last SETTLED seconds."""
-        changes = [self._since[name][1] for name in unit if name in self._since]
-        return time.monotonic() >= max(changes, default=0.0) + SETTLED
+    def _has_settled(self, state: Mapping[str, str]) -> bool:
+        """Return whether all models have had these signatures for SETTLED seconds."""
+        last_change = max(self._since.get(pair, 0.0) for pair in state.items())
+        return time.monotonic() >= last_change + SETTLED
 
     def _change(self, unit: Collection[str], folders: Mapping[str, ModelFolder]) -> None:
         """Check and serve the changed models of a unit. Raise Rejected, or TritonUnavailable if
@@ -169,7 +168,6 @@ class OnChange(Policy):
                 for model in models:
                     self._serve(model, load)
             except Rejected as err:
-                self._remove_copies(models)
                 for model in models:
                     err = err.in_folder(model.copy.parent, model.folder.parent)
                 raise err from None
@@ -182,12 +180,15 @@ class OnChange(Policy):
         copies = self.settings.copies_folder / f"{load}-{repository}"
         return replace(model, copy=copies / model.folder.name)
 
-    def _remove_copies(self, models: Iterable[ModelFolder]) -> None:
-        """Remove the copies of models that are not served."""
-        served = {entry.folder for entry in self.manager.models().entries.values()}
-        for model in models:
-            if str(model.copy) not in served:
-                _remove(model.copy)
+    def _remove_copies(self) -> None:
+        """Remove the copies made for a load of which no model has been served for KEPT seconds."""
+        entries = self.manager.models().entries.values()
+        served = {Path(entry.folder).parent for entry in entries}
+        for copies in self.settings.copies_folder.glob("*"):
+            if copies in served:
+                os.utime(copies)
+            elif copies.stat().st_mtime < time.time() - KEPT:
+                shutil.rmtree(copies, ignore_errors=True)
 
     def _retire(self, names: Collection[str]) -> None:
         """Unload models whose folders were removed, ensembles before their parts."""
@@ -197,12 +198,11 @@ class OnChange(Policy):
             if name in names and gone:
                 with self.manager.changing(name):
                     self.manager.unload(gone)
-                self._old.append((time.monotonic(), Path(gone.folder)))
                 log.info("%s: its folder was removed, so it is no longer served", name)
 
     def _serve(self, model: ModelFolder, load: str) -> None:
         """Replace the current model with this one. If that fails, keep the current one. Raise
-        Rejected."""
+        Rejected. A manager that is killed meanwhile is replaced by one that begins again."""
         manager = self.manager
         name = model.folder.name
         old = manager.get(name)
@@ -210,36 +210,25 @@ class OnChange(Policy):
             try:
                 manager.store.stage(model.copy, name)
                 column = old.column if old else manager.free_column()
-                entry = Entry(
-                    name=name,
-                    triton_name=name,
-                    folder=str(model.copy),
-                    load_id=load,
-                    column=column,
-                    state=READY,
-                    parts=model.parts,
-                    began=time.monotonic(),
-                    answered=True,
-                    signature=model.signature,
-                    source=str(model.folder),
-                )
+                entry = model.entry(load, column)
                 versions = manager.load(entry)
             except (ConfigError, ServingError) as err:
-                if old:
-                    manager.store.stage(Path(old.folder), name)
-                else:
-                    manager.store.remove(name)
-                # The load may still finish and replace the served model. A new tritonserver loads
-                # what is staged now.
+                self._restore(name, old)
+                # the load may still finish and replace the served model
                 if isinstance(err, TritonTimeout):
                     manager.kill_server(f"the load of '{name}' does not end")
                 reason = ENDED if isinstance(err, TritonUnavailable) else err
                 raise Rejected(f"{name}: {reason}") from err
             manager.put(replace(entry, versions=versions))
             self._keep_rejected(lambda rejection: name not in rejection.folders)
-        if old:
-            self._old.append((time.monotonic(), Path(old.folder)))
         log.info("%s: the model in %s is now served", name, model.folder)
+
+    def _restore(self, name: str, old: Entry | None) -> None:
+        """Stage the current model again, which a new tritonserver would load."""
+        if old:
+            self.manager.store.stage(Path(old.folder), name)
+        else:
+            self.manager.store.remove(name)
 
     def _reject(self, state: dict[str, str], reasons: Sequence[str], outcome: str) -> None:
         for reason in reasons:
@@ -256,18 +245,18 @@ class OnChange(Policy):
         )
 
 
+@lru_cache(maxsize=4096)
+def _config(folder: Path, state: str, device: str) -> Any:
+    """Return the configuration of a model folder, which is read only once in each `state`."""
+    try:
+        return read_config(folder, device)
+    except Unreadable:  # reported when the model is checked
+        return ModelConfig()
+
+
 def _states(folders: Mapping[str, ModelFolder], names: Iterable[str]) -> dict[str, str]:
     """Return the signature of each model, or "" if its folder is gone."""
     return {name: folders[name].signature if name in folders else "" for name in sorted(names)}
-
-
-def _remove(copied: Path) -> None:
-    """Remove the copy of a model. If it was the last copy made for its load, remove the copy of
-    clients/ too."""
-    shutil.rmtree(copied, ignore_errors=True)
-    with suppress(OSError):
-        if not any(path.name != CLIENTS for path in copied.parent.iterdir()):
-            shutil.rmtree(copied.parent)
 
 
 def _units(
@@ -276,11 +265,9 @@ def _units(
     """Yield each group of models that call each other, if one of them is new, has changed or was
     removed."""
     names = wanted | served.keys()
-    calls = [(name, folders[name].parts) for name in wanted]
-    calls += [(name, entry.parts) for name, entry in served.items()]
-    pairs: list[tuple[str, str]] = []
-    for name, parts in calls:
-        pairs += [(name, part) for part in parts if part in names]
+    # each model with the models that it calls
+    groups = [{name, *folders[name].parts} & names for name in wanted]
+    groups += [{name, *entry.parts} & names for name, entry in served.items()]
     current = {(e.name, e.source, e.signature) for e in served.values() if e.state != UNLOADING}
     # all models except those that are served from their folders as they are now
     pending = names - {
@@ -293,7 +280,7 @@ def _units(
         size = 0
         while len(unit) > size:  # add all that call one of them or are called by one
             size = len(unit)
-            unit.update(*(pair for pair in pairs if not unit.isdisjoint(pair)))
+            unit.update(*(group for group in groups if not unit.isdisjoint(group)))
         pending -= unit
         yield unit
 
@@ -302,20 +289,21 @@ def _wanted(settings: Settings, folders: Mapping[str, ModelFolder]) -> set[str]:
     """Return the models to load at startup: the ones that the settings name and the models that
     they call, or all models if the settings name none."""
     named = [*settings.load_models, *filter(None, [settings.default_model])]
-    pending = set(named or folders) & folders.keys()
-    wanted: set[str] = set()
-    while pending:
-        name = pending.pop()
-        wanted.add(name)
-        pending |= set(folders[name].parts) & folders.keys() - wanted
-    return wanted
+    wanted = list(set(named or folders) & folders.keys())
+    for name in wanted:  # the list grows meanwhile
+        wanted += set(folders[name].parts) & folders.keys() - set(wanted)
+    return set(wanted)
 
 
-def _parts_first(folders: Mapping[str, ModelFolder]) -> Iterable[str]:
+def _parts_first(folders: Mapping[str, ModelFolder]) -> list[str]:
     """Return the models in topological order, each after the models that it calls. Raise
-    CycleError."""
+    Rejected."""
     calls = {name: set(folders[name].parts) & folders.keys() for name in sorted(folders)}
-    return TopologicalSorter(calls).static_order()
+    try:
+        return list(TopologicalSorter(calls).static_order())
+    except CycleError as err:
+        circle = "these models call each other in a circle; remove one of the calls"
+        raise Rejected(f"{', '.join(calls)}: {circle}") from err
 
 
 def _names(models: Iterable[ModelFolder]) -> str:

@@ -4,13 +4,14 @@ memory, as measured, would become short.
     a call -> `want` -> the name is looked up -> a thread: unpack, make room, load -> READY
                                                                             or rejected for a while
 
-Only choosing victims and reserving memory is done under a lock. A victim's state is first
-`evicting`, in which no call may begin to use the model. If a call began just before that, the
-victim is spared.
+Only choosing victims and reserving memory is done under a lock. A victim that is called before its
+turn to be unloaded is spared. If a call begins at the very moment when the unload does, the unload
+waits for it.
 """
 
 import logging
 import math
+import random
 import threading
 import time
 from collections import deque
@@ -36,7 +37,7 @@ from serving.errors import (
 from serving.host.processes import memory_by_model, used_by
 from serving.model_lifecycle.manager import Manager
 from serving.model_lifecycle.on_post import OnPost, keep_last
-from serving.model_status.states import EVICTING, READY, UNLOADING, Event
+from serving.model_status.states import READY, UNLOADING
 from serving.model_status.table import Entry, Models, Rejection
 from serving.repository.cache import Cache
 from serving.repository.locate_archive import Archive
@@ -94,13 +95,14 @@ class LookUps:
             self._times.append(now)
         if not self._turns.acquire(blocking=False):
             raise ModelNotReady("the model repository does not answer; try again")
-        error, seconds = unknown(name), MISSING_SECONDS
+        error: ServingError = unknown(name)
+        seconds = MISSING_SECONDS
         try:
             if found := self._source.find(name):
                 return found
         except Unreachable as err:
             log.error("'%s' cannot be looked up: %s", name, err)
-            error, seconds = away(err), AWAY_SECONDS
+            error, seconds = err, AWAY_SECONDS
         finally:
             self._turns.release()
         with self._lock:
@@ -108,11 +110,7 @@ class LookUps:
         raise error
 
 
-def away(reason: Unreachable) -> ServingError:
-    return ModelNotReady(f"{reason}; try again")
-
-
-def unknown(name: str) -> ServingError:
+def unknown(name: str) -> ModelNotFound:
     return ModelNotFound(
         f"Request for unknown model: '{name}' is not found; a model is named by its path in the "
         f"model repository, without .tar.gz, and a new one is found within {MISSING_SECONDS:g} s"
@@ -135,10 +133,10 @@ class OnDemand(OnPost):
         self._waiting: deque[Found] = deque()
         self._threads = ThreadPoolExecutor(MOST_LOADS, thread_name_prefix="load")
         self._unloads = ThreadPoolExecutor(LOADS_AT_ONCE, thread_name_prefix="unload")
+        self._victims: set[str] = set()  # the `load_id` of each model that was chosen for eviction
         self._evicted: dict[str, float] = {}  # models, and when they were evicted
         self._last_needs: deque[int] = deque(maxlen=10)  # the bytes of the last loads
         self._last_shortage = -math.inf  # when a load last had to evict models
-        self._turn = 0
 
     def want(self, name: str) -> None:
         """Begin to load a model, unless it is loaded or being loaded. Raise ModelNotFound,
@@ -203,45 +201,43 @@ class OnDemand(OnPost):
 
     def _load_found(self, found: Found) -> None:
         """Load a model; called in a thread of its own. If that fails, reject the model."""
-        name, began = found.name, time.monotonic()
         try:
-            with self._source.archive(found) as archive, self.manager.changing(name):
-                if self.manager.get(name):  # it is still being unloaded
-                    return
-                unpacked = time.monotonic()
-                idle = idle_seconds(archive, self.settings.device)
-                fields = {"url": found.url, "signature": found.signature, "idle": idle}
-                self._add(archive, name, name, **fields)
-            self._keep_rejected(name)
-            ended = time.monotonic()
-            self._count_thrash(name, began)
-            self.manager.count(
-                loads=1, unpack_seconds=unpacked - began, load_seconds=ended - unpacked
-            )
-            log.info("loaded '%s' in %.1f s", name, ended - began)
+            self._load_now(found)
+        except (TritonUnavailable, Unreachable) as err:
+            self._reject(found, err, INTERRUPTED_SECONDS)
         except ModelNotReady as err:
             self._reject(found, err, BUSY_SECONDS)
-        except TritonUnavailable as err:
-            self._reject(found, err, INTERRUPTED_SECONDS)
-        except Unreachable as err:
-            self._reject(found, away(err), INTERRUPTED_SECONDS)
         except (ConfigError, BadArchive, OSError, LoadFailed, TritonTimeout) as err:
-            self._reject(found, ModelFailed(name, str(err)))
+            self._reject(found, ModelFailed(found.name, str(err)))
         except ServingError as err:
             self._reject(found, err)
         except Exception:
-            log.exception("'%s' cannot be loaded", name)
-            self._reject(found, ModelFailed(name, "an internal error; the log has it"))
+            log.exception("'%s' cannot be loaded", found.name)
+            self._reject(found, ModelFailed(found.name, "an internal error; the log has it"))
         finally:
             with self._lock:
-                del self._loading[name]
+                del self._loading[found.name]
             self._begin_loads()
+
+    def _load_now(self, found: Found) -> None:
+        """Fetch or unpack the model, evict others for it, and load it."""
+        name, began = found.name, time.monotonic()
+        with self._source.archive(found) as archive, self.manager.changing(name):
+            if self.manager.get(name):  # it is still being unloaded
+                return
+            unpacked = time.monotonic()
+            idle = idle_seconds(archive, self.settings.device)
+            fields = {"url": found.url, "signature": found.signature, "idle": idle}
+            self._add(archive, name, name, **fields)
+        self._keep_rejected(name)
+        ended = time.monotonic()
+        self._count_thrash(name, began)
+        self.manager.count(loads=1, unpack_seconds=unpacked - began, load_seconds=ended - unpacked)
+        log.info("loaded '%s' in %.1f s", name, ended - began)
 
     def _admit(self, entry: Entry, needed: int) -> Entry:
         """Evict models if there is no memory for the load, and add it to the table. Raise
         OutOfMemory, LoadFailed, or ModelNotReady if there is no memory at the moment."""
-        if needed > self.memory:
-            return super()._admit(entry, needed)  # raises OutOfMemory
         waits = f"'{entry.name}' is not loaded yet: "
         try:
             self._make_room(entry.name, needed)
@@ -264,7 +260,7 @@ class OnDemand(OnPost):
     def _used(self, pid: int, name: str) -> int:
         """Return the bytes of memory that are in use or promised to loads other than that of
         `name`. Of a promise, count only what the model does not hold yet. Do not count models that
-        are being evicted or unloaded."""
+        are being unloaded or will be."""
         sizes = memory_by_model(pid)
         used = used_by(pid)
         entries = self.manager.models().entries
@@ -272,7 +268,9 @@ class OnDemand(OnPost):
             if other != name:
                 held = self.held(entries[other], sizes) if other in entries else 0
                 used += max(0, promised - held)
-        leaving = [e for e in entries.values() if e.state in (EVICTING, UNLOADING)]
+        leaving = [
+            e for e in entries.values() if e.state == UNLOADING or e.load_id in self._victims
+        ]
         return used - sum([self._size(entry, sizes) for entry in leaving])
 
     def _size(self, entry: Entry, sizes: dict[str, int]) -> int:
@@ -289,13 +287,12 @@ class OnDemand(OnPost):
             if lacking <= 0:
                 break
             size = self._size(entry, sizes)
-            if self._is_idle(entry) and self._mark(entry):
+            if self._is_idle(entry):
                 victims.append(entry)
                 lacking -= size
             else:
                 busy += size
         if lacking > 0:
-            self._spare(victims)
             reason = f"'{name}' is not loaded: memory lacks {lacking / 2**20:.0f} MB, and "
             if lacking <= busy:
                 raise ModelNotReady(f"{reason}all other models are in use; try again")
@@ -303,13 +300,15 @@ class OnDemand(OnPost):
                 f"{reason}no other model may be evicted; raise SERVE_MODEL_MEMORY_SHARE or the "
                 "container's memory, or shorten SERVE_LOAD_MODELS"
             )
+        self._victims.update(entry.load_id for entry in victims)
         return victims
 
     def _by_last_use(self) -> list[Entry]:
         """Return the models that may be evicted once they are idle, the least recently used
         first."""
         entries = self.manager.models().entries.values()
-        candidates = [e for e in entries if e.state == READY and e.name not in self._kept]
+        ready = [e for e in entries if e.state == READY and e.name not in self._kept]
+        candidates = [entry for entry in ready if entry.load_id not in self._victims]
         return sorted(candidates, key=lambda entry: self.manager.leases.last_use(entry.column))
 
     def _is_idle(self, entry: Entry) -> bool:
@@ -317,55 +316,48 @@ class OnDemand(OnPost):
         idle = time.monotonic() - leases.last_use(entry.column)
         return idle >= entry.idle and not leases.requests(entry.column)
 
-    def _mark(self, entry: Entry) -> bool:
-        """Choose the model for eviction, unless a call uses it. A call counts itself and then reads
-        the table again, so either this method sees the call, or the call does not use the model."""
-        if not self.manager.move(entry, Event.EVICT):
-            return False
-        if self.manager.leases.requests(entry.column):
-            self._spare([entry])
-            return False
-        return True
-
-    def _spare(self, entries: Sequence[Entry]) -> None:
-        for entry in entries:
-            self.manager.move(entry, Event.SPARE)
-
     def _evict(self, victims: Sequence[Entry]) -> None:
-        """Unload the models, LOADS_AT_ONCE at a time. Raise OutOfMemory if that frees less than
-        half of the memory that they hold, because further evictions would not help either."""
+        """Unload the models, LOADS_AT_ONCE at a time. Raise OutOfMemory if that frees too little
+        memory."""
         try:
             for start in range(0, len(victims), LOADS_AT_ONCE):
-                some = victims[start : start + LOADS_AT_ONCE]
-                before = memory_by_model(self._pid())
-                list(self._unloads.map(self._unload_victim, some))
-                after = memory_by_model(self._pid())
-                booked = sum([self._size(entry, before) for entry in some])
-                freed = sum([self.held(entry, before) - self.held(entry, after) for entry in some])
-                # what tritonserver itself has freed, for models without processes of their own
-                freed += max(0, before[""] - after[""])
-                if len(some) > 1 and freed < booked / 2:
-                    reason = (
-                        f"{len(some)} models were unloaded, which freed {freed / 2**20:.0f} of "
-                        f"{booked / 2**20:.0f} MB: their backend keeps memory"
-                    )
-                    log.error("%s", reason)
-                    raise OutOfMemory(f"{reason}; restart the container, or give it more memory")
+                self._evict_at_once(victims[start : start + LOADS_AT_ONCE])
         finally:
-            self._spare(victims)
+            self._victims.difference_update(entry.load_id for entry in victims)
 
-    def _unload_victim(self, entry: Entry) -> None:
+    def _evict_at_once(self, victims: Sequence[Entry]) -> None:
+        """Unload the models at the same time. Raise OutOfMemory if several of them free less than
+        half of the memory that they hold, because further evictions would not help either."""
+        before = memory_by_model(self._pid())
+        unloaded = [*filter(None, self._unloads.map(self._unload_victim, victims))]
+        after = memory_by_model(self._pid())
+        booked = sum([self._size(entry, before) for entry in unloaded])
+        # what tritonserver itself has freed, for models without processes of their own
+        freed = max(0, before[""] - after[""])
+        for entry in unloaded:
+            freed += self.held(entry, before) - self.held(entry, after)
+        if len(unloaded) > 1 and freed < booked / 2:
+            reason = (
+                f"{len(unloaded)} models were unloaded, which freed {freed / 2**20:.0f} of "
+                f"{booked / 2**20:.0f} MB: their backend keeps memory"
+            )
+            log.error("%s", reason)
+            raise OutOfMemory(f"{reason}; restart the container, or give it more memory")
+
+    def _unload_victim(self, entry: Entry) -> Entry | None:
+        """Unload the model. Return None if it has been spared."""
         began = time.monotonic()
         with self.manager.changing(entry.name):
-            latest = self.manager.models().latest(entry)
-            if latest is None or latest.state != EVICTING:  # it has been spared
-                return
             self._measure(entry)
+            latest = self.manager.models().latest(entry)
+            if latest is None or latest.state != READY or not self._is_idle(entry):
+                return None
             self.manager.unload(entry)
         now = time.monotonic()
         keep_last(self._evicted, entry.name, now)
         self.manager.count(evictions=1, eviction_seconds=now - began)
         log.info("evicted '%s' in %.1f s", entry.name, now - began)
+        return entry
 
     def _keep_free(self) -> None:
         """Keep memory for one load free while loads have to evict models, so that the next ones
@@ -416,10 +408,9 @@ class OnDemand(OnPost):
         self.manager.write(change)
 
     def _look_at_a_rejection(self) -> None:
-        """Let a rejected model be loaded again if it has changed. Check one model in each call."""
+        """Let a rejected model be loaded again if it has changed. Check any one in each call."""
         if rejected := [each for each in self.manager.models().rejected if each.is_current()]:
-            self._turn += 1
-            ((name, signature),) = rejected[self._turn % len(rejected)].folders.items()
+            ((name, signature),) = random.choice(rejected).folders.items()
             with suppress(Unreachable):
                 found = self._source.find(name)
                 if found is None or found.signature != signature:

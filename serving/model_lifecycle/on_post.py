@@ -117,6 +117,9 @@ class OnPost(Policy):
             **fields,
         )
         needed = self._measured.get(_measure_of(entry), entry.estimated)
+        if needed > self.memory:
+            reason = shortfall(self.memory, 0, needed)
+            raise self.too_large(f"'{target}' can never be loaded on this machine: {reason}")
         try:
             entry = self._admit(entry, needed)
             try:
@@ -136,15 +139,11 @@ class OnPost(Policy):
     def _admit(self, entry: Entry, needed: int) -> Entry:
         """Add the load to the table, so that other loads take its memory into account. Raise
         OutOfMemory, LoadFailed, ModelAlreadyLoaded or TritonUnavailable."""
-        if needed > self.memory:
-            reason = shortfall(self.memory, 0, needed)
-            raise self.too_large(f"'{entry.target}' can never be loaded on this machine: {reason}")
         pid = self._pid()
         with self._admitting:
             if reason := shortfall(self.memory, self._used(pid, entry.name), needed):
                 raise OutOfMemory(f"'{entry.target}' is not loaded: {reason}")
-            self._check_target(entry.name, entry.target)
-            self._check_free({entry.triton_name, *entry.parts})
+            self._check_names(entry)
             column = self.manager.free_column()
             entry = replace(entry, column=column, began=time.monotonic())
             self.manager.put(entry)
@@ -177,22 +176,17 @@ class OnPost(Policy):
         """Return how many bytes the model's processes hold, given the `sizes` of all models."""
         return sum(sizes.get(name, 0) for name in self.manager.staged_names(entry))
 
-    def _check_target(self, name: str, target: str) -> None:
-        """Raise ModelAlreadyLoaded if callers know another model by one of these names."""
-        models = self.manager.models()
-        for known in (target, name):
-            # by_target has the names too, but lacks models that are being unloaded
-            other = models.by_target.get(known) or models.entries.get(known)
-            if other and other.name != name:
+    def _check_names(self, entry: Entry) -> None:
+        """Raise ModelAlreadyLoaded if callers know another model by one of the new one's names.
+        Raise LoadFailed if Triton does, which is possible without namespaces."""
+        others = self.manager.models().entries.values()
+        for other in others:
+            if known := {other.target, other.name} & {entry.target, entry.name}:
                 raise ModelAlreadyLoaded(
-                    f"the Target-Model '{known}' is loaded already, as '{other.name}'"
+                    f"the Target-Model '{min(known)}' is loaded already, as '{other.name}'"
                 )
-
-    def _check_free(self, names: set[str]) -> None:
-        """Raise LoadFailed if another model already uses one of the `names`, which is possible
-        without namespaces."""
-        for other in self.manager.models().entries.values():
-            if taken := names & {other.triton_name, *other.parts}:
+        for other in others:
+            if taken := {other.triton_name, *other.parts} & {entry.triton_name, *entry.parts}:
                 raise LoadFailed(
                     f"'{other.name}' has a model {', '.join(sorted(taken))} too: rename one. Parts "
                     "of archives keep their names if "

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import lru_cache
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -30,23 +30,25 @@ from serving.triton.tensors import SIZES
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class RowSize:
-    """The size of one row of a tensor: `fixed` bytes times the lengths of its dynamic dimensions.
-    `variable` is how many dynamic dimensions it has."""
+@lru_cache(maxsize=4096)
+def _row_size(spec: TensorSpec) -> tuple[int, int]:
+    """Return the bytes of one row of a tensor whose dynamic dimensions have the length 1, and how
+    many dynamic dimensions it has."""
+    fixed = [size for size in spec.shape if size != -1]
+    dynamic = len(spec.shape) - len(fixed)
+    return SIZES.get(spec.datatype, 1) * prod(fixed), dynamic
 
-    fixed: int
-    variable: int
 
-    @classmethod
-    def of(cls, spec: TensorSpec) -> "RowSize":
-        fixed = [size for size in spec.shape if size != -1]
-        return cls(SIZES.get(spec.datatype, 1) * prod(fixed), len(spec.shape) - len(fixed))
-
-    def bytes(self, shape: Sequence[int]) -> int:
-        """Return the size in bytes. The last dimensions of `shape` are the lengths of the dynamic
-        dimensions."""
-        return self.fixed * prod(shape[-self.variable :]) if self.variable else self.fixed
+def _row_bytes(specs: Iterable[TensorSpec], shape: Sequence[int]) -> int:
+    """Return the bytes of one row of all tensors. The last dimensions of `shape` are the lengths of
+    their dynamic dimensions."""
+    total = 0
+    for spec in specs:
+        size, dynamic = _row_size(spec)
+        if dynamic:
+            size *= prod(shape[-dynamic:])
+        total += size
+    return total
 
 
 @dataclass(frozen=True)
@@ -76,25 +78,15 @@ class ServedModel:
         """Return the model's name in Triton."""
         return self.model.name
 
-    @cached_property
-    def _input_sizes(self) -> tuple[RowSize, ...]:
-        return tuple(map(RowSize.of, self.model.inputs))
-
-    @cached_property
-    def _output_sizes(self) -> dict[str, RowSize]:
-        return {spec.name: RowSize.of(spec) for spec in self.model.outputs}
-
     def input_bytes(self, shape: Sequence[int]) -> int:
         """Return the size in bytes of one row of all inputs, given the shape of one input's row."""
-        return sum([size.bytes(shape) for size in self._input_sizes])
+        return _row_bytes(self.model.inputs, shape)
 
     def output_bytes(self, names: Collection[str], shape: Sequence[int]) -> int:
         """Return the size in bytes of one row of the outputs `names` (empty: all outputs), given
         the shape of one input's row."""
-        sizes = self._output_sizes
-        return sum(
-            [size.bytes(shape) for name, size in sizes.items() if not names or name in names]
-        )
+        outputs = self.model.outputs
+        return _row_bytes([spec for spec in outputs if not names or spec.name in names], shape)
 
     @property
     def public_name(self) -> str:

@@ -3,7 +3,7 @@
     loading, adding -> ready -> reloading -> reloaded -> ready
                                     |
                                     +-> refusing -> refused -> reloading
-    ready -> evicting -> unloading
+    ready -> unloading
 
 Triton never finishes unloading a process that has died (triton/quirks.py), but it can load new
 processes beside it and unload those. So a model whose process died is `reloading`: it is unloaded
@@ -22,7 +22,6 @@ RELOADING = "reloading"  # a thread is reloading it
 RELOADED = "reloaded"  # a thread has reloaded it, but recovery has not seen its new processes yet
 REFUSING = "refusing"  # its processes died too often: a thread is unloading it
 REFUSED = "refused"  # it has been unloaded, and waits for a reload
-EVICTING = "evicting"  # about to be unloaded, unless a call has just begun to use it
 UNLOADING = "unloading"  # no call may begin to use it; Triton may still have it loaded
 STATES = (
     LOADING,
@@ -34,7 +33,6 @@ STATES = (
     RELOADED,
     REFUSING,
     REFUSED,
-    EVICTING,
     UNLOADING,
 )
 
@@ -52,7 +50,6 @@ class Event(Enum):
         RELOADING: RESTARTING,
         RELOADED: RESTARTING,
         REFUSING: REFUSED,
-        EVICTING: READY,
     }
     LOADED = {LOADING: READY, ADDING: READY}
     LOAD_FAILED = {LOADING: FAILED, READY: FAILED}
@@ -65,6 +62,4 @@ class Event(Enum):
     UNLOAD_ENDED = {REFUSING: REFUSED}
     INTERRUPTED = {RELOADING: RESTARTING, REFUSING: REFUSED}
     DUE = {RESTARTING: RELOADING, REFUSED: RELOADING}
-    EVICT = {READY: EVICTING}
-    SPARE = {EVICTING: READY}
     UNLOAD = dict.fromkeys(STATES, UNLOADING)

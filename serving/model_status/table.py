@@ -19,7 +19,6 @@ from serving.errors import (
 )
 from serving.model_status.states import (
     ADDING,
-    EVICTING,
     FAILED,
     LOADING,
     READY,
@@ -89,7 +88,7 @@ class Entry:
             )
         if self.state == FAILED:
             return ModelFailed(self.name, self.reason)
-        if self.state in (ADDING, EVICTING):
+        if self.state == ADDING:
             return ModelNotLoaded(self.name)
         # LOADING; models in UNLOADING cannot be found by any name
         return ModelNotReady(f"model '{self.name}' is being loaded; try again shortly")
@@ -202,14 +201,10 @@ class Models:
     def error(self, entry: Entry) -> ServingError | None:
         """Return the error that says why the model is not ready, or None if it is. For an
         ensemble, the errors of its parts take precedence, at any depth."""
-        pending = [entry]
-        called: list[Entry] = []
-        while pending:
-            # Triton does not load models that call each other in a circle
-            if (model := pending.pop(0)) not in called:
-                called.append(model)
-                parts = map(self.by_triton_name.get, model.parts)
-                pending += filter(None, parts)
+        called = [entry]
+        for model in called:  # the list grows meanwhile
+            parts = filter(None, map(self.by_triton_name.get, model.parts))
+            called += [part for part in parts if part not in called]
         errors = (model.error() for model in reversed(called))
         return next(filter(None, errors), None)
 
@@ -226,23 +221,17 @@ class Models:
         if not entries:
             text = ": ".join(filter(None, ["no model is served", _reasons(self.rejected)]))
             return None if self.by_call else ModelNotReady(text)
-        crashes: list[ServingError] = []
-        others: list[ServingError] = []
-        waiting: list[Entry] = []
-        for _, entry in sorted(entries.items()):
+        errors: list[ServingError] = []
+        for name, entry in sorted(entries.items()):
             error = self.error(entry)
-            if isinstance(error, ModelRestarting | ModelRefused):
-                crashes.append(error)
-            elif error:
-                others.append(error)
-            elif not entry.answered:
-                waiting.append(entry)
+            if error is None and not entry.answered:
+                reason = entry.reason or "its example is being tested"
+                error = ModelNotReady(f"model '{name}': {reason}")
+            if error:
+                errors.append(error)
+        crashes = [each for each in errors if isinstance(each, ModelRestarting | ModelRefused)]
         if crashes and (len(crashes) == len(entries) or not self.was_ready):
             return crashes[0]
-        if others:
-            failures = [error for error in others if isinstance(error, ModelFailed)]
-            return (failures or others)[0]
-        if waiting:
-            reason = waiting[0].reason or "its example is being tested"
-            return ModelNotReady(f"model '{waiting[0].name}': {reason}")
-        return None
+        failures = [each for each in errors if isinstance(each, ModelFailed)]
+        others = [each for each in errors if each not in crashes]
+        return next(iter([*failures, *others]), None)

@@ -113,9 +113,8 @@ def _mistakes(name: str, folder: Path, file: Path, settings: Settings) -> Iterat
 def _mistakes_of_client(model: Model) -> Iterator[str]:
     """Create the client, and compare the tensors that it makes from its example with the inputs in
     config.pbtxt."""
-    example = next(
-        (path.name for path in sorted(model.path.glob("example.*"))), "the client's example"
-    )
+    file = ServedModel(model).example_file()
+    example = file.name if file else "the client's example"
     failure = "the client cannot be made"
     try:
         if (client := make_client(model)) is None:

@@ -57,16 +57,8 @@ def survey(settings: Settings, backends: Path, stages: bool = False) -> Survey:
         )
     except LayoutError as err:
         return Survey(mistakes=err.mistakes)
-    processor = this_processor(backends)
-    choices: dict[str, Choice] = {}
-    for name in [name for name in chosen.models if name not in chosen.unreadable]:
-        try:
-            if choice := fitted(chosen.models[name], settings, processor, chosen.configs[name])[1]:
-                choices[name] = choice
-        except Unreadable as err:
-            chosen.unreadable[name] = str(err)
-    if stages and (settings.policy.copied or not chosen.unreadable):
-        choices |= _stage(settings, backends, chosen)
+    prepare = _stage if stages else _choose_engines
+    choices = prepare(settings, backends, chosen)
     warnings = [*chosen.warnings, *choice_lines(choices, refused=True)]
     unreadable = list(chosen.unreadable.values())
     if stages and settings.policy.copied:
@@ -97,30 +89,41 @@ class Served:
     unreadable: dict[str, str]
 
 
+def _choose_engines(settings: Settings, backends: Path, chosen: Served) -> dict[str, Choice]:
+    """Return the engine choices. Add models whose configuration cannot be used to `unreadable`."""
+    processor = this_processor(backends)
+    choices: dict[str, Choice] = {}
+    for name, folder in chosen.models.items():
+        if name in chosen.unreadable:
+            continue
+        try:
+            if choice := fitted(folder, settings, processor)[1]:
+                choices[name] = choice
+        except Unreadable as err:
+            chosen.unreadable[name] = str(err)
+    return choices
+
+
 def _stage(settings: Settings, backends: Path, chosen: Served) -> dict[str, Choice]:
     """Stage every model that is not `unreadable`, and write the first table. tritonserver loads the
     staged models whenever it starts; from then on only the model manager changes them. Add models
     that cannot be staged to `unreadable`. Return the engine choices. Raise OSError."""
     store = Store(settings.staged_folder, settings, backends)
-    is_copied = settings.policy.copied
     entries: dict[str, Entry] = {}
     signatures: dict[str, str] = {}
     choices: dict[str, Choice] = {}
     for column, (name, folder) in enumerate(chosen.models.items()):
         load = secrets.token_hex(8)
         copied = folder
-        config = chosen.configs[name]
-        clients = shared_clients(folder, config) if is_copied else None
-        signatures[name] = signature(folder, clients) if is_copied else ""
+        clients = shared_clients(folder, chosen.configs[name])
+        signatures[name] = signature(folder, clients)
         if name in chosen.unreadable:
             continue
-        if is_copied:
+        if settings.policy.copied:
             copied = settings.copies_folder / load / name
             copy_model(folder, copied, clients)
-            # read the copy's configuration instead, because the folder may have changed
-            config = None
         try:
-            if choice := store.stage(copied, name, config=config):
+            if choice := store.stage(copied, name):
                 choices[name] = choice
         except ConfigError as err:
             chosen.unreadable[name] = str(err).replace(str(copied), str(folder))
@@ -133,7 +136,7 @@ def _stage(settings: Settings, backends: Path, chosen: Served) -> dict[str, Choi
             column=column,
             parts=tuple(parts_of(chosen.configs[name])),
             signature=signatures[name],
-            source=str(folder) if is_copied else "",
+            source=str(folder),
         )
     rejected = tuple(
         Rejection({name: signatures[name]}, [text]) for name, text in chosen.unreadable.items()
@@ -195,8 +198,7 @@ def _read_configs(
     unreadable: dict[str, str] = {}
     configs: dict[str, Any] = {}
     pending = [(name, "") for name in names]
-    while pending:
-        name, user = pending.pop(0)
+    for name, user in pending:  # the list grows meanwhile
         if name in configs:
             continue
         if name not in models:

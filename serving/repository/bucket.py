@@ -4,8 +4,8 @@ with the API of one of them.
     NAME/config.pbtxt, NAME/1/model.onnx, …    a model folder
     NAME.tar.gz                                an archive
 
-A model is fetched into the cache. Its ETags show whether it has changed. Only the manager imports
-this module, and only if the repository is a bucket.
+A model is fetched into the cache. Only the manager imports this module, and only if the repository
+is a bucket.
 """
 
 import re
@@ -13,19 +13,18 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from functools import cached_property, partial
+from functools import cached_property
+from itertools import chain, islice
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 import obstore
-from obstore.exceptions import BaseError, PreconditionError
+from obstore.exceptions import BaseError
 from obstore.store import from_url
 
 from serving.host.files import digest
 from serving.repository.cache import Cache
 from serving.repository.layout import CONFIG
-from serving.repository.locate_archive import Archive, archive_in
-from serving.repository.paths import real_path
 from serving.repository.source import ARCHIVE, MOST_LISTED, Found, Source, Unreachable, may_be_found
 from serving.repository.unpacking import BadArchive, unpack
 
@@ -67,7 +66,8 @@ class BucketSource(Source):
     the environment, or asks the cloud for those of the container's role."""
 
     def __init__(self, url: str, cache: Cache, silent_seconds: float = SILENT_SECONDS) -> None:
-        self._url, self._cache = url.rstrip("/"), cache
+        super().__init__(cache)
+        self._url = url.rstrip("/")
         self._silent = timedelta(seconds=silent_seconds)
         self._bucket_exists = False
         self._names: list[str] = []
@@ -87,15 +87,8 @@ class BucketSource(Source):
             if self._head(f"{name}/{CONFIG}"):
                 return Found(name, url, _signature(self._objects(name)))
             if archive := self._head(name + ARCHIVE):
-                return Found(name, url + ARCHIVE, archive["e_tag"])
+                return Found(name, url + ARCHIVE, _signature([archive]))
         return None
-
-    @contextmanager
-    def archive(self, found: Found) -> Iterator[Archive]:
-        fetch = self._fetch_archive if found.url.endswith(ARCHIVE) else self._fetch_folder
-        key = f"{found.name} {found.signature}"
-        with self._cache.folder(key, partial(fetch, found)) as folder:
-            yield archive_in(folder, real_path(folder))
 
     def names(self) -> list[str]:
         now = time.monotonic()
@@ -122,34 +115,23 @@ class BucketSource(Source):
     def _head(self, path: str) -> Any:
         """Return an object's metadata, or None if there is no such object."""
         try:
-            found = obstore.head(self._store, path)
+            return obstore.head(self._store, path)
         except FileNotFoundError:
             return None
-        self._check_tags(found)
-        return found
 
     def _objects(self, folder: str | None = None) -> list[Any]:
         """Return the first MOST_OBJECTS objects in the folder, or in the whole bucket if it is
         None."""
-        objects: list[Any] = []
-        for page in obstore.list(self._store, folder, chunk_size=PAGE):
-            objects += page
-            if len(objects) >= MOST_OBJECTS:
-                break
-        self._check_tags(*objects)
-        return objects
+        pages = obstore.list(self._store, folder, chunk_size=PAGE)
+        return list(islice(chain.from_iterable(pages), MOST_OBJECTS))
 
-    def _check_tags(self, *objects: Any) -> None:
-        """Raise Unreachable unless each of the objects has an ETag."""
-        if any(each["e_tag"] is None for each in objects):
-            raise Unreachable(
-                f"{self._url} sends no ETags, by which changes are recognized: use a server or "
-                "proxy that does"
-            )
+    def write(self, found: Found, folder: Path, take: Callable[[int], None]) -> None:
+        fetch = self._fetch_archive if found.url.endswith(ARCHIVE) else self._fetch_folder
+        fetch(found, folder, take)
 
     def _fetch_archive(self, found: Found, folder: Path, take: Callable[[int], None]) -> None:
         file = folder.with_name(found.name.rpartition("/")[2] + ARCHIVE)
-        size = self._fetch(f"{found.name}{ARCHIVE}", found.signature, file, take)
+        size = self._fetch(found.name + ARCHIVE, file, take)
         unpack(file, folder, take)
         file.unlink()
         take(-size)
@@ -157,8 +139,6 @@ class BucketSource(Source):
     def _fetch_folder(self, found: Found, folder: Path, take: Callable[[int], None]) -> None:
         with self._errors():
             objects = self._objects(found.name)
-        if _signature(objects) != found.signature:
-            raise BadArchive(f"{found.url} was changed while it was fetched")
         if len(objects) >= MOST_OBJECTS:
             raise BadArchive(
                 f"{found.url} has {MOST_OBJECTS} files or more: make an archive "
@@ -173,24 +153,17 @@ class BucketSource(Source):
             if is_mark:  # it marks a folder: its key ends with "/", which obstore removes
                 file.mkdir(parents=True, exist_ok=True)
             else:
-                self._fetch(path, each["e_tag"], file)
+                self._fetch(path, file)
 
-    def _fetch(
-        self, path: str, e_tag: str, file: Path, take: Callable[[int], None] | None = None
-    ) -> int:
-        """Write an object to a file. Return its size. Call `take` with the size first, unless the
-        caller has done so."""
+    def _fetch(self, path: str, file: Path, take: Callable[[int], object] = int) -> int:
+        """Write an object to a file. Return its size. Call `take` with the size first."""
         file.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with self._errors(), file.open("xb") as opened:
-                got = obstore.get(self._store, path, options={"if_match": e_tag})
-                size: int = got.meta["size"]
-                if take:
-                    take(size)
-                for piece in got.stream(PIECE):
-                    opened.write(piece)
-        except (PreconditionError, FileNotFoundError):
-            raise BadArchive(f"{self._url}/{path} was changed while it was fetched") from None
+        with self._errors(), file.open("xb") as opened:
+            got = obstore.get(self._store, path)
+            size: int = got.meta["size"]
+            take(size)
+            for piece in got.stream(PIECE):
+                opened.write(piece)
         return size
 
     @contextmanager
@@ -198,14 +171,15 @@ class BucketSource(Source):
         """Raise Unreachable instead of obstore's errors, which may quote credentials."""
         try:
             yield
-        except PreconditionError:
-            raise
         except BaseError as err:
-            raise Unreachable(f"{self._url} cannot be read: {_reason(err)}") from None
+            text = f"{self._url} cannot be read: {_reason(err)}; try again"
+            raise Unreachable(text) from None
 
 
 def _signature(objects: Sequence[Any]) -> str:
-    return digest("\n".join(sorted(f"{each['path']} {each['e_tag']}" for each in objects)))
+    """Return a fingerprint that changes whenever one of the objects changes, even if the server
+    sends no ETags."""
+    return digest("\n".join(sorted(map(str, objects))))
 
 
 def _reason(error: BaseError) -> str:

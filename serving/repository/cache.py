@@ -34,7 +34,8 @@ class Cache:
         folders = sorted(root.iterdir(), key=lambda path: path.stat().st_mtime_ns)
         # the bytes of each folder, ordered from the least to the most recently used
         self._sizes = {folder: size_of(folder) for folder in folders}
-        self._most = most or (shutil.disk_usage(root).free + sum(self._sizes.values())) // 2
+        available = shutil.disk_usage(root).free + sum(self._sizes.values())
+        self._most = most or available // 2
 
     @contextmanager
     def folder(self, key: str, write: Write) -> Iterator[Path]:

@@ -14,6 +14,7 @@ from serving.repository.layout import CONFIG, FILES, versions
 from serving.repository.model_config import backend_of, parameter_of
 from serving.repository.packages import MODEL, PACKAGES, packages_of
 from serving.repository.paths import named_file, real_path
+from serving.repository.unpacking import size_of
 from serving.settings.table import Settings
 
 # Bytes of memory that an instance takes besides its weights: a plain Python stub takes 17 MB, a
@@ -55,11 +56,17 @@ def check(folder: Path, config: Any, settings: Settings, root: Path | None) -> N
         if number > most:
             raise ConfigError(f"{what} {number}", f"is too large: it may be {most} at most")
     for group in config.instance_group:
-        if group.name and not STARTABLE.fullmatch(group.name):
-            problem = "is not a name with which Triton's Python backend can start a model"
-            raise ConfigError(f"instance_group '{group.name[:99]}'", problem)
+        if group.name:
+            check_startable("instance_group", group.name)
     _check_files(folder, config, root)
     _check_instances(folder, config, settings)
+
+
+def check_startable(source: str, name: str, remedy: str = "") -> None:
+    """Raise ConfigError if Triton's Python backend cannot start a model with this name."""
+    if not STARTABLE.fullmatch(name):
+        problem = "is not a name with which Triton's Python backend can start a model"
+        raise ConfigError(f"{source} '{name[:99]}'", problem, remedy)
 
 
 def loaded_versions(model: Path, config: Any) -> list[Path]:
@@ -85,7 +92,7 @@ def memory_of(model: Path, config: Any) -> int:
     numbered = versions(model)
     loaded = loaded_versions(model, config)
     others = [entry for entry in model.iterdir() if entry not in numbered]
-    weights = sum(map(_size, [*loaded, *others]))
+    weights = sum(map(size_of, [*loaded, *others]))
     instances = instances_of(model, config)
     copies = 1 if backend_of(config) == SHARING else instances // max(1, len(loaded))
     return instances * PER_INSTANCE + PER_BYTE_OF_FILES * copies * weights
@@ -124,9 +131,8 @@ def _check_versions(folder: Path, config: Any) -> None:
             )
         if backend_of(config) != "python":
             continue
-        if not all(map(STARTABLE.fullmatch, file.split("/"))):
-            problem = "is not a name with which Triton's Python backend can start a model"
-            raise ConfigError(f"default_model_filename '{file[:99]}'", problem, "model.py")
+        for part in file.split("/"):
+            check_startable("default_model_filename", part, "model.py")
         if not (version / file).is_file():
             raise ConfigError(version, f"has no {file}")
 
@@ -186,13 +192,3 @@ def _check_files(folder: Path, config: Any, root: Path | None) -> None:
         libraries.append(packages_of(folder, config))
     for path in libraries:
         real_path(path, root)
-
-
-def _size(path: Path) -> int:
-    """Return the size in bytes of a file, or of all files under a folder. Do not follow links to
-    folders."""
-    if not path.is_dir():
-        return path.stat().st_size if path.exists() else 0
-    return sum(
-        _size(entry) for entry in path.iterdir() if not (entry.is_dir() and entry.is_symlink())
-    )

@@ -90,15 +90,13 @@ def _completed(config: Any, version: Path, backends: Path) -> Any:
     code = importlib.import_module(module)
     name = config.name
     config.name = version.parent.name
-    text = json_format.MessageToJson(
+    fields = json_format.MessageToDict(
         config, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
     )
     if backend != "python" and hasattr(code, "complete"):
-        fields = code.complete(json.loads(text), version)
+        fields = code.complete(fields, version)
     elif hook := getattr(code.TritonPythonModel, HOOK, None):
-        fields = hook(utils.ModelConfig(text)).as_dict()
-    else:
-        fields = json.loads(text)
+        fields = hook(utils.ModelConfig(json.dumps(fields))).as_dict()
     completed = json_format.ParseDict(fields, type(config)())
     completed.name = name
     return completed

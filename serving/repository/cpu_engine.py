@@ -97,14 +97,11 @@ def choose(requested: str, setting: str, processor: Processor) -> Choice | None:
     return Choice(OPENVINO, f"this processor computes in BF16 ({bf16})")
 
 
-def fitted(
-    model: Path, settings: Settings, processor: Processor, config: Any = None
-) -> tuple[Any, Choice | None]:
+def fitted(model: Path, settings: Settings, processor: Processor) -> tuple[Any, Choice | None]:
     """Return the ModelConfig with which the model is served on this machine, and why its engine was
-    chosen (None if there was no choice). `config` is modified; if it is None, it is read from the
-    model's files. Raise Unreadable."""
+    chosen (None if there was no choice). Raise Unreadable."""
     file = config_file(model, settings.device)
-    config = read_merged(model, file) if config is None else config
+    config = read_merged(model, file)
     if mistake := mistake_of_packages(model, config) or mistake_of_client(model, config, settings):
         raise Unreadable(file, mistake)
     if processor.has_own_backend and config.max_batch_size and RAGGED in config.parameters:

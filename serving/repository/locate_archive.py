@@ -55,8 +55,8 @@ def locate(url: str, root: Path) -> Archive:
     if not path.is_dir():
         raise InvalidRequest(f"there is no folder {path}")
     # Triton would load any file that a link points to, and quote it in its errors
-    inside = real_path(root.joinpath(*path.relative_to(root).parts[:2]), real_path(root))
-    return archive_in(path, inside)
+    identifier, model, *_ = path.relative_to(root).parts
+    return archive_in(path, real_path(root / identifier / model, real_path(root)))
 
 
 def archive_in(path: Path, root: Path) -> Archive:
@@ -72,18 +72,15 @@ def archive_in(path: Path, root: Path) -> Archive:
 def model_in(folder: Path, root: Path) -> Archive:
     """Return the model in a folder of a repository, with the models beside it that it calls. Raise
     ConfigError if it is invalid, or if a link leads out of `root`."""
-    folders = {folder.name: folder}
-    pending = [folder]
-    while pending:
-        model = pending.pop()
+    models = [folder]
+    for model in models:  # the list grows meanwhile
         check_entries(model, root)
         for name in parts_of(read_file(model / CONFIG)):
             part = folder.parent / name
             is_beside = part.parent == folder.parent and is_name(name) and part.is_dir()
-            if is_beside and name not in folders:
-                folders[name] = part
-                pending.append(part)
-    archive = Archive(folder, tuple(folders.values()), root)
+            if is_beside and part not in models:
+                models.append(part)
+    archive = Archive(folder, tuple(models), root)
     check_parts(archive.folder, archive.parts)
     return archive
 

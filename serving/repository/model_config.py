@@ -172,11 +172,11 @@ def configs_of_parts(config: Any, find: Callable[[str], Any]) -> dict[str, Any]:
     """Return the configurations of all models that an ensemble calls, directly or indirectly.
     `find` returns a configuration by name."""
     configs: dict[str, Any] = {}
-    pending = parts_of(config)
-    while pending:
-        if (name := pending.pop(0)) not in configs:
+    names = parts_of(config)
+    for name in names:  # the list grows meanwhile
+        if name not in configs:
             configs[name] = find(name)
-            pending += parts_of(configs[name])
+            names += parts_of(configs[name])
     return configs
 
 

@@ -32,7 +32,7 @@ def mistakes(settings: Settings, names: Sequence[str]) -> list[str]:
     """Return one line for each mistake that `serve --check` finds in these models. Raise
     LayoutError."""
     code, stdout, stderr = _run("check", settings)
-    sound = ("WARNING: ", *(f"{name}: loads and answers" for name in names))
+    sound = tuple(f"{name}: loads and answers" for name in names)
     lines = [line for line in stdout.splitlines() if not line.startswith(sound)]
     if not code:
         return []

@@ -7,11 +7,13 @@ used where it is. An archive is unpacked into the cache. bucket.py has another k
 import errno
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from pathlib import Path
 
+from serving.errors import ModelNotReady
 from serving.repository.cache import Cache
 from serving.repository.layout import is_model, is_name
 from serving.repository.locate_archive import Archive, archive_in, model_in
@@ -23,7 +25,7 @@ ARCHIVE = ".tar.gz"
 MOST_LISTED = 1_000  # models in a list, and folders that are searched for them
 
 
-class Unreachable(Exception):
+class Unreachable(ModelNotReady, code=ModelNotReady.code):
     """Raised if the repository cannot be read. The message says why."""
 
 
@@ -40,18 +42,38 @@ class Found:
 class Source(ABC):
     """A repository of models. Thread-safe."""
 
+    def __init__(self, cache: Cache) -> None:
+        self._cache = cache
+
     @abstractmethod
     def find(self, name: str) -> Found | None:
         """Return the model called `name`, or None if there is none. Raise Unreachable."""
 
     @abstractmethod
-    def archive(self, found: Found) -> AbstractContextManager[Archive]:
-        """Yield the model in a local folder, which is not removed inside the `with` block. Raise
-        ConfigError, BadArchive, OSError or Unreachable."""
-
-    @abstractmethod
     def names(self) -> list[str]:
         """Return the names of the first MOST_LISTED models. Raise Unreachable."""
+
+    @abstractmethod
+    def write(self, found: Found, folder: Path, take: Callable[[int], None]) -> None:
+        """Write the model into a new folder (cache.py). Raise BadArchive, OSError or Unreachable;
+        FileNotFoundError if the model, or a part of it, does not exist any more."""
+
+    @contextmanager
+    def archive(self, found: Found) -> Iterator[Archive]:
+        """Yield the model in a local folder, which is not removed inside the `with` block. Raise
+        ConfigError, BadArchive, OSError or Unreachable."""
+        key = f"{found.name} {found.signature}"
+        with self._cache.folder(key, partial(self._write_unchanged, found)) as folder:
+            yield archive_in(folder, real_path(folder))
+
+    def _write_unchanged(self, found: Found, folder: Path, take: Callable[[int], None]) -> None:
+        try:
+            self.write(found, folder, take)
+            is_unchanged = self.find(found.name) == found
+        except FileNotFoundError:
+            is_unchanged = False
+        if not is_unchanged:
+            raise BadArchive(f"{found.url} was changed while it was read")
 
 
 @contextmanager
@@ -59,14 +81,15 @@ def _errors() -> Iterator[None]:
     try:
         yield
     except OSError as err:
-        raise Unreachable(f"the model repository cannot be read: {err}") from err
+        raise Unreachable(f"the model repository cannot be read: {err}; try again") from err
 
 
 class FolderSource(Source):
     """The models in the folder `root`. Archives are unpacked into the cache."""
 
     def __init__(self, root: Path, cache: Cache) -> None:
-        self.root, self._cache = real_path(root), cache
+        super().__init__(cache)
+        self.root = real_path(root)
 
     @_errors()
     def find(self, name: str) -> Found | None:
@@ -90,19 +113,19 @@ class FolderSource(Source):
         path = Path(found.url)
         if real_path(path, self.root).is_dir():
             yield model_in(path, self.root)
-            return
-        key = f"{found.name} {found.signature}"
-        with self._cache.folder(key, partial(_unpack, found)) as folder:
-            yield archive_in(folder, real_path(folder))
+        else:
+            with super().archive(found) as archive:
+                yield archive
+
+    def write(self, found: Found, folder: Path, take: Callable[[int], None]) -> None:
+        unpack(Path(found.url), folder, take)
 
     @_errors()
     def names(self) -> list[str]:
         names: list[str] = []
-        pending = [self.root]
-        for _ in range(MOST_LISTED):
-            if not pending:
-                break
-            for path in sorted(pending.pop().iterdir()):
+        folders = [self.root]
+        for folder in islice(folders, MOST_LISTED):  # the list grows meanwhile
+            for path in sorted(folder.iterdir()):
                 name = str(path.relative_to(self.root))
                 if _is_hidden(path.name):
                     continue
@@ -112,15 +135,8 @@ class FolderSource(Source):
                     if is_model(path):
                         names.append(name)
                     elif not path.is_symlink():  # links could lead in circles
-                        pending.append(path)
+                        folders.append(path)
         return sorted(set(names))[:MOST_LISTED]
-
-
-def _unpack(found: Found, folder: Path, take: Callable[[int], None]) -> None:
-    path = Path(found.url)
-    unpack(path, folder, take)
-    if _state(path) != found.signature:
-        raise BadArchive(f"{path.name} was changed while it was unpacked")
 
 
 def _state(archive: Path) -> str:

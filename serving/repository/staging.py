@@ -5,6 +5,7 @@ with which it is served.
         --engine of this machine, names of an archive's parts, what is missing--> config.pbtxt
 """
 
+import logging
 import os
 import shutil
 import threading
@@ -16,13 +17,15 @@ from typing import Any
 from serving.errors import ConfigError
 from serving.host.files import digest, replace_file
 from serving.host.tritonserver import only_python_backends
-from serving.repository.checks import STARTABLE, check
+from serving.repository.checks import check, check_startable
 from serving.repository.completion import complete, is_complete
 from serving.repository.cpu_engine import Choice, fitted, leave_openvino, this_processor
 from serving.repository.layout import CONFIG
 from serving.repository.model_config import ENSEMBLE, backend_of, read_file, written
 from serving.settings.table import Settings
+from serving.triton.quirks import PREFACE
 
+log = logging.getLogger(__name__)
 # bytes: larger files are linked rather than copied, because the disk may not have space for them
 LARGEST_COPY = 16 * 2**20
 
@@ -48,31 +51,23 @@ class Store:
         folder: Path,
         triton_name: str,
         names: Mapping[str, str] | None = None,
-        config: Any = None,
         root: Path | None = None,
     ) -> Choice | None:
-        """Stage the model in `folder` as `triton_name`.
+        """Stage the model in `folder` as `triton_name`. Return why its engine was chosen, or None
+        if there was no choice.
 
-        `names` maps the models that an ensemble calls to Triton's names for them. `config` is the
-        model's configuration for this machine. If it is None, read it from the folder, and return
-        why an engine was chosen, or None if there was no choice. If `root` is given, it is the
-        model's archive, and all files of the model must be inside it. Raise ConfigError.
+        `names` maps the models that an ensemble calls to Triton's names for them. If `root` is
+        given, it is the model's archive, and all files of the model must be inside it. Raise
+        ConfigError.
         """
-        if self.only_python and not STARTABLE.fullmatch(triton_name):
-            problem = (
-                "is not a name with which Triton's Python backend can start a model: rename "
-                "its folder"
-            )
-            raise ConfigError(
-                f"'{triton_name}'", problem, "at most 255 ASCII letters, digits, '.', '_' and '-'"
-            )
+        if self.only_python:
+            remedy = "rename its folder: at most 255 ASCII letters, digits, '.', '_' and '-'"
+            check_startable("the model's name", triton_name, remedy)
         unfinished = self.root.with_name("unfinished") / triton_name
         shutil.rmtree(unfinished, ignore_errors=True)
         unfinished.mkdir(parents=True)
-        choice = None
         try:
-            if config is None:
-                config, choice = fitted(folder, self.settings, self._processor)
+            config, choice = fitted(folder, self.settings, self._processor)
             check(folder, config, self.settings, root)
             _fill(unfinished, folder, config, names or {})
             is_ensemble = backend_of(config) == ENSEMBLE
@@ -101,23 +96,21 @@ class Store:
             raise
         return None
 
-    def leave_openvino(self, triton_name: str, reason: str) -> Choice | None:
-        """Stage a model for ONNX Runtime, because OpenVINO rejects it for `reason`. Return the new
-        choice, or None if OpenVINO had not been chosen for the model."""
+    def leave_openvino(self, triton_name: str, reason: str) -> bool:
+        """Stage a model for ONNX Runtime, because OpenVINO rejects it for Triton's `reason`, and
+        log the change. Return whether OpenVINO had been chosen for the model."""
         file = self.path(triton_name) / CONFIG
         config = read_file(file)
-        if choice := leave_openvino(config, reason):
+        choice = leave_openvino(config, " ".join(PREFACE.sub("", reason).split()))
+        if choice:
             with self.lock:
                 replace_file(file, written(config).encode())
-        return choice
+            log.warning("%s: %s", triton_name, choice)
+        return choice is not None
 
     def remove(self, triton_name: str) -> None:
         with self.lock:
             shutil.rmtree(self.path(triton_name), ignore_errors=True)
-
-    def names(self) -> set[str]:
-        """Return the names of all staged models."""
-        return {path.name for path in self.root.iterdir()} if self.root.is_dir() else set()
 
 
 def _fill(unfinished: Path, folder: Path, config: Any, names: Mapping[str, str]) -> None:

@@ -4,6 +4,7 @@ import shutil
 import tarfile
 import zlib
 from collections.abc import Callable, Iterator
+from itertools import chain
 from pathlib import Path
 
 from serving.repository.paths import MOST_ENTRIES
@@ -13,9 +14,11 @@ class BadArchive(Exception):
     """Raised if an archive cannot be unpacked. The message says why."""
 
 
-def size_of(folder: Path) -> int:
-    """Return the total size in bytes of all files in the folder."""
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+def size_of(path: Path) -> int:
+    """Return the size in bytes of a file, or of all files under a folder. Do not follow links to
+    folders."""
+    files = filter(Path.is_file, chain([path], path.rglob("*")))
+    return sum(file.stat().st_size for file in files)
 
 
 def unpack(archive: Path, folder: Path, take: Callable[[int], object] = int) -> None:

@@ -22,7 +22,7 @@ from serving.host.files import ProcessStatus, write_status
 from serving.model_lifecycle.manager import Manager
 from serving.model_lifecycle.on_demand import LOADS_AT_ONCE, SLOW_SECONDS, LookUps, OnDemand
 from serving.model_status.shared_files import Table
-from serving.model_status.states import EVICTING, READY
+from serving.model_status.states import READY
 from serving.model_status.table import Entry, Models
 from serving.repository.cache import Cache
 from serving.repository.source import FolderSource
@@ -53,9 +53,9 @@ class Measured(OnDemand):
     keeps_memory = False
 
     def _used(self, pid: int, name: str) -> int:
-        others = self.manager.models().entries.keys() | self._promised.keys()
-        leaving = [e for e in self.manager.models().entries.values() if e.state == EVICTING]
-        return SIZE * (len(others - {name}) - len(leaving))
+        entries = self.manager.models().entries
+        staying = {e.name for e in entries.values() if e.load_id not in self._victims}
+        return SIZE * len((staying | self._promised.keys()) - {name})
 
     def held(self, entry: Entry, sizes: Mapping[str, int]) -> int:
         is_held = self.keeps_memory or self.manager.is_current(entry)
@@ -153,6 +153,18 @@ def test_spare_a_model_that_is_in_use(world: World, reason: str) -> None:
         world.manager.update(entry, idle=1000.0)
     assert world.load("c") is None
     assert world.ready() == {"kept", "a", "c"}
+
+
+def test_spare_a_chosen_model_that_is_called_before_its_unload(world: World) -> None:
+    fill(world)
+    victims = world.policy._choose(world.manager.pid(), "c", SIZE)
+    assert [victim.name for victim in victims] == ["a"]
+    world.manager.leases.add(0, victims[0].column, 1, 0)
+    world.policy._evict(victims)
+    assert world.ready() == {"kept", "a", "b"}
+    world.manager.leases.add(0, victims[0].column, -1, 0)
+    assert world.load("c") is None
+    assert world.ready() == {"kept", "b", "c"}
 
 
 def test_evict_no_model_if_all_were_used_just_now(world: World) -> None:

@@ -1,10 +1,16 @@
 """The policy for folders that change."""
 
+import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from serving.model_lifecycle.on_change import Rejected
+from serving.model_lifecycle.manager import Manager
+from serving.model_lifecycle.on_change import OnChange, Rejected
+from serving.model_status.table import Entry
+from serving.settings.table import Settings
+from tests.model_lifecycle.test_recovery import FakeTriton
 
 pytestmark = pytest.mark.unit
 
@@ -15,3 +21,17 @@ def test_name_the_folder_of_the_author_in_each_mistake() -> None:
         "a: /models/a/config.pbtxt is wrong",
         "b: /models/b has no version",
     )
+
+
+def test_remove_copies_a_while_after_no_model_is_served_from_them(tmp_path: Path) -> None:
+    manager = Manager(replace(Settings(), run_dir=tmp_path, workers=1), FakeTriton())
+    policy = OnChange(manager)
+    for name in ("served", "old", "new"):
+        (tmp_path / "copies" / name / "net").mkdir(parents=True)
+    for name in ("served", "old"):
+        os.utime(tmp_path / "copies" / name, (0, 0))
+    manager.put(Entry("net", "net", str(tmp_path / "copies/served/net"), "load", 0))
+    policy._remove_copies()
+    manager.remove("net")
+    policy._remove_copies()
+    assert {path.name for path in (tmp_path / "copies").iterdir()} == {"served", "new"}

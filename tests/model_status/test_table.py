@@ -117,17 +117,11 @@ def unload(table: Table, leases: Leases, used: list[int]) -> Generator[None, Non
 
 
 def evict(table: Table, leases: Leases, used: list[int]) -> Generator[None, None, None]:
-    """Take the manager's steps to evict a model: choose it, mark it, look for calls, spare it or
-    unload it."""
-    if leases.requests(PART.column):
-        return
-    yield
-    table.write(table.look().moved(table.look().entries["part"], Event.EVICT))
-    yield
-    if leases.requests(PART.column):
-        table.write(table.look().moved(table.look().entries["part"], Event.SPARE))
-        return
-    yield
+    """Take the manager's steps to evict a model: choose it, look for calls, unload it."""
+    for _ in ("choose", "unload"):
+        if leases.requests(PART.column):
+            return
+        yield
     yield from unload(table, leases, used)
 
 

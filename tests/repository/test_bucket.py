@@ -309,13 +309,18 @@ def test_give_the_same_reason_whatever_the_name_is(
     assert reason_of_head in message(bucket, word)
 
 
-def test_refuse_a_server_that_sends_no_e_tags(
+def test_notice_a_change_on_a_server_that_sends_no_e_tags(
     store: ObjectStore, opened: Open, tmp_path: Path
 ) -> None:
-    put_archive(store, tmp_path, "a")
+    bucket = opened()
     store.fault = store.send_no_e_tag
-    with pytest.raises(Unreachable, match="sends no ETags"):
-        opened().find("a")
+    put_archive(store, tmp_path, "a")
+    before = find(bucket, "a")
+    put_archive(store, tmp_path, "a", size=2000)
+    assert find(bucket, "a").signature != before.signature
+    assert (fetch(bucket, "a") / "config.pbtxt").stat().st_size == 2000
+    with pytest.raises(BadArchive, match="was changed"), bucket.archive(before):
+        pass
 
 
 def test_say_that_a_bucket_does_not_exist(store: ObjectStore, tmp_path: Path, opened: Open) -> None:

@@ -194,6 +194,6 @@ def test_stop_the_start_naming_the_line_of_a_broken_configuration(repository: Pa
     (repository / "a/config.pbtxt").write_text('backend: "python"\nmax_batchsize: 3')
     done = run(SERVE_MODEL_REPOSITORY=str(repository), SERVE_HOST="127.0.0.1")
     assert (done.returncode, done.stdout) == (2, "")
-    assert f"{repository}/a/config.pbtxt" in done.stderr
-    assert done.stderr.count("\n") == 1
+    assert done.stderr.count(f"{repository}/a/config.pbtxt") == 1
+    assert f"{repository}/b/1 has no model.py" in done.stderr, "other mistakes are named too"
     assert loaded(served([repository], "b")) == ("b",), "a model that is not loaded is not read"

@@ -170,10 +170,8 @@ NVIDIAS = replace(SAPPHIRE_RAPIDS, has_own_backend=False)
 SETTINGS = {"SERVE_DEVICE": "cpu"}
 
 
-def fit(
-    model: Path, processor: Processor = CASCADE_LAKE, config: Any = None, **more: str
-) -> tuple[Any, Choice | None]:
-    return fitted(model, Settings.from_env(SETTINGS | more), processor, config)
+def fit(model: Path, processor: Processor = CASCADE_LAKE, **more: str) -> tuple[Any, Choice | None]:
+    return fitted(model, Settings.from_env(SETTINGS | more), processor)
 
 
 def parameter(value: str, name: str = "cpu_engine") -> str:
@@ -240,8 +238,8 @@ def test_give_openvino_the_same_file_and_threads(tmp_path: Path) -> None:
 
 def test_keep_another_file_name_and_openvino_s_own_threads(tmp_path: Path) -> None:
     own = f"{parameter('2', 'INFERENCE_NUM_THREADS')} {parameter('3', 'intra_op_thread_count')}"
-    config = parse_config(f'{ONNX} default_model_filename: "net.onnx" {own}')
-    adapted, _ = fit(tmp_path, config=config, SERVE_CPU_ENGINE="openvino")
+    model = write(tmp_path / "net", f'{ONNX} default_model_filename: "net.onnx" {own}')
+    adapted, _ = fit(model, SERVE_CPU_ENGINE="openvino")
     assert adapted.default_model_filename == "net.onnx"
     assert adapted.parameters["INFERENCE_NUM_THREADS"].string_value == "2"
 
@@ -258,9 +256,8 @@ def test_keep_another_file_name_and_openvino_s_own_threads(tmp_path: Path) -> No
 def test_compute_in_fp32_unless_the_model_itself_allows_bf16(
     own: str, precision: str, tmp_path: Path
 ) -> None:
-    adapted, _ = fit(
-        tmp_path, SAPPHIRE_RAPIDS, parse_config(f"{ONNX} {own}"), SERVE_CPU_ENGINE="openvino"
-    )
+    model = write(tmp_path / "net", f"{ONNX} {own}")
+    adapted, _ = fit(model, SAPPHIRE_RAPIDS, SERVE_CPU_ENGINE="openvino")
     assert adapted.parameters["INFERENCE_PRECISION_HINT"].string_value == precision
 
 
