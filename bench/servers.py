@@ -174,7 +174,8 @@ def running(names: list[str], before: Path | None) -> Iterator[list[Server]]:
 
 @contextmanager
 def _ours(name: str, root: Path, repository: Path, scratch: Path) -> Iterator[Server]:
-    http, grpc = PORTS.pick(2)
+    http = PORTS.pick()
+    grpc = PORTS.pick()
     variables = {
         "PORT": str(http),
         "SERVE_HOST": "127.0.0.1",
@@ -196,7 +197,7 @@ def _ours(name: str, root: Path, repository: Path, scratch: Path) -> Iterator[Se
 def _bare(name: str, root: Path, repository: Path, scratch: Path) -> Iterator[Server]:
     """Start gunicorn as this project does, in front of the tritonserver of a separate `serve`."""
     with _ours(f"{name}'s triton", root, repository, scratch) as triton:
-        [port] = PORTS.pick(1)
+        port = PORTS.pick()
         variables = {
             "BENCH_TRITON": f"127.0.0.1:{triton.grpc}",
             "BENCH_REPOSITORY": str(repository),
@@ -229,7 +230,7 @@ def _bare(name: str, root: Path, repository: Path, scratch: Path) -> Iterator[Se
 @contextmanager
 def _triton(name: str, root: Path, repository: Path, scratch: Path) -> Iterator[Server]:
     """Start Triton's own HTTP endpoint, with only the model `mean`."""
-    [port] = PORTS.pick(1)
+    port = PORTS.pick()
     command = [
         str(tritonserver.binary()),
         f"--model-repository={repository}",
@@ -250,7 +251,7 @@ def _triton(name: str, root: Path, repository: Path, scratch: Path) -> Iterator[
 
 @contextmanager
 def _peer(name: str, root: Path, repository: Path, scratch: Path) -> Iterator[Server]:
-    [port] = PORTS.pick(1)
+    port = PORTS.pick()
     module = f"bench.peers.{name}_server"
     python = str(environment(name))
     command = [python, "-m", module]

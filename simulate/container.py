@@ -127,7 +127,7 @@ class Plain(Process):
                 "--image IMAGE"
             )
         self._picker = PortPicker()
-        (self.port,) = self._picker.pick(1)
+        self.port = self._picker.pick()
         self.models = str(launch.models or MODELS)
         self._copy = launch.folder / "model"
         temporary = launch.folder / "tmp"
@@ -191,7 +191,7 @@ class Image(Process):
             )
         self._picker = PortPicker()
         alone = os.geteuid() == 0
-        self.port = PORT if alone else self._picker.pick(1)[0]
+        self.port = PORT if alone else self._picker.pick()
         super().__init__(
             image_command(launch, self._name, 0 if alone else self.port), None, launch.folder
         )
