@@ -9,13 +9,14 @@ import argparse
 import multiprocessing
 import os
 import tempfile
-import time
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.synchronize import Event
 from pathlib import Path
 
+import numpy as np
 import requests
 
+from bench.calls import repeat
 from tests.endpoint.hostile_models import make_models
 from tests.endpoint.hostile_requests import ROWS
 from tests.endpoint.test_hostile_requests import SHARE, SMALL
@@ -44,15 +45,17 @@ def attack(name: str, url: str, begin: Event, end: Event) -> None:
 def p99(url: str, seconds: float) -> float:
     """Classify a small picture again and again. Return the 99th percentile of the times, in
     milliseconds. A failed call counts as PATIENCE."""
-    times: list[float] = []
-    end = time.monotonic() + seconds
     with requests.Session() as session:
         session.headers["Content-Type"] = "image/png"
-        while time.monotonic() < end:
-            began = time.monotonic()
+
+        def classify(_: float) -> str:
             reply = session.post(f"{url}/invocations?model_name=resnet", data=SMALL)
-            times.append(time.monotonic() - began if reply.ok else PATIENCE)
-    return 1000 * sorted(times)[99 * len(times) // 100]
+            return "right" if reply.ok else "failed"
+
+        calls = repeat(seconds, classify)
+    failed = 1000 * PATIENCE
+    times = [each.milliseconds if each.result == "right" else failed for each in calls]
+    return float(np.percentile(times, 99))
 
 
 def beside(name: str, server: Server, seconds: float) -> float:

@@ -7,28 +7,43 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
+from http import HTTPStatus
+from itertools import chain
 from pathlib import Path
 from urllib.parse import quote
 
 import psutil
-from onnx import TensorProto, helper, save
+from onnx import save
+from onnx.parser import parse_model
 
 from bench.scenarios import ROOT, Ask
 from serving.host import tritonserver
+from serving.host.network import ask
 from simulate.ports import PortPicker
 
 CACHE = ROOT / ".cache" / "bench"
 PORTS = PortPicker(range(12000, 14000))  # below the range that the kernel uses for clients
 START_SECONDS, STOP_SECONDS = 240, 40
+# what a command line contains, and what the program is called in the results
+PROGRAMS = {
+    "nginx": "nginx",
+    "gunicorn": "gunicorn",
+    "backend_stub": "model",
+    "bin/tritonserver": "tritonserver",
+}
 MEAN = """platform: "onnxruntime_onnx"
 max_batch_size: 8
 input { name: "x" data_type: TYPE_FP32 dims: [-1] }
 output { name: "y" data_type: TYPE_FP32 dims: [1] }
 instance_group { count: 1 kind: KIND_CPU }
+"""
+MEAN_GRAPH = """<ir_version: 8, opset_import: ["": 18]>
+mean (float[n, m] x) => (float[n, 1] y) <int64[1] axes = {1}> {
+    y = ReduceMean <keepdims = 1> (x, axes)
+}
 """
 
 
@@ -87,13 +102,7 @@ class Server:
                 times, command = process.cpu_times(), " ".join(process.cmdline())
             except psutil.Error:
                 continue
-            kinds = {
-                "nginx": "nginx",
-                "gunicorn": "gunicorn",
-                "backend_stub": "model",
-                "bin/tritonserver": "tritonserver",
-            }
-            kind = next((kind for word, kind in kinds.items() if word in command), "other")
+            kind = next((kind for word, kind in PROGRAMS.items() if word in command), "other")
             used[kind] = used.get(kind, 0.0) + times.user + times.system
         return used
 
@@ -102,9 +111,8 @@ class Server:
         return sum(process.memory_full_info().pss for process in self._all())
 
     def _all(self) -> list[psutil.Process]:
-        return [
-            process for root in self.processes for process in (root, *root.children(recursive=True))
-        ]
+        children = (root.children(recursive=True) for root in self.processes)
+        return [*self.processes, *chain.from_iterable(children)]
 
 
 @contextmanager
@@ -129,15 +137,7 @@ def make_repository(folder: Path) -> Path:
     version = folder / "mean" / "1"
     version.mkdir(parents=True)
     (version.parent / "config.pbtxt").write_text(MEAN)
-    node = helper.make_node("ReduceMean", ["x", "axes"], ["y"], keepdims=1)
-    row = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", "m"])
-    mean = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 1])
-    axes = helper.make_tensor("axes", TensorProto.INT64, [1], [1])
-    graph = helper.make_graph([node], "mean", [row], [mean], [axes])
-    save(
-        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8),
-        version / "model.onnx",
-    )
+    save(parse_model(MEAN_GRAPH), version / "model.onnx")
     return folder
 
 
@@ -146,29 +146,15 @@ def running(names: list[str], before: Path | None) -> Iterator[list[Server]]:
     """Yield the named servers once they are ready. `before` is another checkout of this project,
     whose server is called "before"."""
     with ExitStack() as stack:
-        folder = Path(
-            stack.enter_context(
-                tempfile.TemporaryDirectory(prefix="bench-", ignore_cleanup_errors=True)
-            )
-        )
+        scratch = tempfile.TemporaryDirectory(prefix="bench-", ignore_cleanup_errors=True)
+        folder = Path(stack.enter_context(scratch))
         repository = make_repository(folder / "models")
-        starters = {
-            "ours": _ours,
-            "before": _ours,
-            "default": _ours,
-            "bare": _bare,
-            "triton": _triton,
-            "litserve": _peer,
-            "bentoml": _peer,
-        }
+        others = {"bare": _bare, "triton": _triton, "litserve": _peer, "bentoml": _peer}
         servers: list[Server] = []
         for name in names:
             root = before if name == "before" and before else ROOT
-            servers.append(
-                stack.enter_context(
-                    starters.get(name, _peer)(name, root, repository, folder / name)
-                )
-            )
+            start = others.get(name, _ours)
+            servers.append(stack.enter_context(start(name, root, repository, folder / name)))
         yield servers
 
 
@@ -202,27 +188,9 @@ def _bare(name: str, root: Path, repository: Path, scratch: Path) -> Iterator[Se
             "BENCH_TRITON": f"127.0.0.1:{triton.grpc}",
             "BENCH_REPOSITORY": str(repository),
         }
-        options = [
-            "--worker-class",
-            "gthread",
-            "--workers",
-            "2",
-            "--threads",
-            "16",
-            "--keep-alive",
-            "75",
-            "--timeout",
-            "0",
-        ]
-        command = [
-            sys.executable,
-            "-m",
-            "gunicorn",
-            "bench.bare:app",
-            "--bind",
-            f"127.0.0.1:{port}",
-            *options,
-        ]
+        options = "--worker-class gthread --workers 2 --threads 16 --keep-alive 75 --timeout 0"
+        command = [sys.executable, "-m", "gunicorn", "bench.bare:app", *options.split()]
+        command += ["--bind", f"127.0.0.1:{port}"]
         with _started(name, "plain", port, command, root, variables, scratch) as server:
             yield replace(server, processes=[*server.processes, *triton.processes])
 
@@ -253,20 +221,10 @@ def _triton(name: str, root: Path, repository: Path, scratch: Path) -> Iterator[
 def _peer(name: str, root: Path, repository: Path, scratch: Path) -> Iterator[Server]:
     port = PORTS.pick()
     module = f"bench.peers.{name}_server"
-    python = str(environment(name))
-    command = [python, "-m", module]
+    arguments = module
     if name == "bentoml":
-        command = [
-            python,
-            "-m",
-            "bentoml",
-            "serve",
-            f"{module}:Models",
-            "--port",
-            str(port),
-            "--host",
-            "127.0.0.1",
-        ]
+        arguments = f"bentoml serve {module}:Models --port {port} --host 127.0.0.1"
+    command = [str(environment(name)), "-m", *arguments.split()]
     variables = {
         "BENCH_PORT": str(port),
         "BENCH_REPOSITORY": str(repository),
@@ -306,32 +264,25 @@ def _started(
     log = scratch / f"{form}.log"
     environ = os.environ | {"OMP_NUM_THREADS": "2", "PYTHONPATH": str(root)} | own
     with log.open("wb") as output:
-        process = subprocess.Popen(command, cwd=root, env=environ, stdout=output, stderr=output)
+        process = psutil.Popen(command, cwd=root, env=environ, stdout=output, stderr=output)
     try:
         deadline = time.monotonic() + START_SECONDS
-        while not _answers(f"http://127.0.0.1:{port}{ready}"):
+        while not _answers(port, ready):
             if process.poll() is not None or time.monotonic() > deadline:
                 raise NotStarted(
                     f"{name} does not start:\n{log.read_text(errors='replace')[-3000:]}"
                 )
             time.sleep(0.1)
-        yield Server(name, form, port, [psutil.Process(process.pid)])
+        yield Server(name, form, port, [process])
     finally:
-        children = (
-            psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
-        )
-        process.terminate()
-        try:
-            process.wait(STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            process.kill()
-        for child in psutil.wait_procs(children, timeout=5)[1]:
-            child.kill()
+        with suppress(psutil.NoSuchProcess):
+            family = [process, *process.children(recursive=True)]
+            process.terminate()
+            for each in psutil.wait_procs(family, STOP_SECONDS)[1]:
+                each.kill()
 
 
-def _answers(url: str) -> bool:
-    try:
-        with urllib.request.urlopen(url, timeout=3) as reply:
-            return bool(reply.status == 200)
-    except OSError:
-        return False
+def _answers(port: int, path: str) -> bool:
+    with suppress(OSError):
+        return ask(("127.0.0.1", port), path, timeout=3)[0] == HTTPStatus.OK
+    return False
