@@ -132,8 +132,11 @@ def _data(url: str) -> dict[str, Any]:
             f"--model-data '{url}' must be s3://BUCKET/KEY.tar.gz, or s3://BUCKET/PREFIX/ "
             "with a final /"
         )
-    source = {"S3Uri": url, "S3DataType": "S3Prefix", "CompressionType": "None"}
-    return {"ModelDataSource": {"S3DataSource": source}}
+    return {
+        "ModelDataSource": {
+            "S3DataSource": {"S3Uri": url, "S3DataType": "S3Prefix", "CompressionType": "None"}
+        }
+    }
 
 
 def _default_image(aws: Aws) -> str:
