@@ -107,18 +107,3 @@ def merge(base: Any, patch: Any, depth: int = 0) -> Any:
 
 def _of_objects(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(each, dict) for each in value)
-
-
-def accepted(shape: Any, described: Any) -> Any:
-    """Return the fields of a Describe operation's reply that the Create operation with this `shape`
-    accepts, without empty values."""
-    if shape.type_name == "structure":
-        known = {
-            key: value
-            for key, value in described.items()
-            if key in shape.members and value not in ({}, [], None)
-        }
-        return {key: accepted(shape.members[key], value) for key, value in known.items()}
-    if shape.type_name == "list":
-        return [accepted(shape.member, each) for each in described]
-    return described

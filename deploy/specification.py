@@ -8,7 +8,7 @@ from typing import Any
 
 from deploy import environment
 from deploy.aws import Aws, Reply
-from deploy.config import accepted, request
+from deploy.config import request
 from deploy.errors import DeployError, UsageError
 from deploy.options import PROJECT, Endpoint
 from deploy.stack import git_version, say, tagged
@@ -87,13 +87,20 @@ def endpoint_config(options: Endpoint, aws: Aws, base: Reply, model: str) -> Rep
 
 
 def kept(aws: Aws, operation: str, described: Reply) -> Reply:
-    """Return the request that would recreate a described resource, without its name and tags."""
-    parameters: Reply = accepted(aws.input_shape("sagemaker", operation), described)
+    """Return the request that would recreate a described resource, without its name and tags. Their
+    fields have the same shapes (botocore), so only fields of the resource itself are left out."""
+    name = f"{operation.removeprefix('Create')}Name"
+    known = aws.input_shape("sagemaker", operation).members.keys() - {name, "Tags"}
+    parameters = {
+        key: value
+        for key, value in described.items()
+        if key in known and value not in ({}, [], None)
+    }
     container = parameters.get("PrimaryContainer", {})
     # AWS describes an archive in two fields, but accepts only one of them
     if "ModelDataUrl" in container:
         container.pop("ModelDataSource", None)
-    return untagged(parameters, f"{operation.removeprefix('Create')}Name")
+    return parameters
 
 
 def model_name(config: Reply) -> str:
