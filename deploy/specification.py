@@ -149,8 +149,10 @@ def _data(url: str) -> dict[str, Any]:
 def _default_image(aws: Aws) -> str:
     reply = aws.find("ecr", "DescribeRepositories", repositoryNames=[PROJECT])
     if not reply:
-        reason = f"ECR has no repository '{PROJECT}' in {aws.region}"
-        return _missing(aws, f"{reason}: run 'push' first, or give --image", "IMAGE")
+        reason = (
+            f"ECR has no repository '{PROJECT}' in {aws.region}: run 'push' first, or give --image"
+        )
+        return _missing(aws, reason, "IMAGE")
     return f"{reply['repositories'][0]['repositoryUri']}:{git_version()}"
 
 
@@ -159,10 +161,11 @@ def _role_arn(aws: Aws, role: str) -> str:
         return role
     reply = aws.find("iam", "GetRole", RoleName=role)
     if not reply:
-        remedy = "docs/deploy.md says how to create it; --role chooses another"
-        return _missing(
-            aws, f"there is no role '{role}': {remedy}", f"arn:aws:iam::ACCOUNT:role/{role}"
+        reason = (
+            f"there is no role '{role}': docs/deploy.md says how to create it; --role chooses "
+            "another"
         )
+        return _missing(aws, reason, f"arn:aws:iam::ACCOUNT:role/{role}")
     return str(reply["Role"]["Arn"])
 
 

@@ -665,11 +665,11 @@ def contradictions(settings: Settings) -> Iterator[str]:
     payload = settings.batch_payload_mb
     concurrency = settings.batch_concurrency
     if payload * concurrency > BATCH_MEGABYTES:
-        product = (
+        yield (
             f"SAGEMAKER_MAX_CONCURRENT_TRANSFORMS={concurrency} times "
-            f"SAGEMAKER_MAX_PAYLOAD_IN_MB={payload}"
+            f"SAGEMAKER_MAX_PAYLOAD_IN_MB={payload} is more than the {BATCH_MEGABYTES} MB that "
+            "batch transform sends at once"
         )
-        yield f"{product} is more than the {BATCH_MEGABYTES} MB that batch transform sends at once"
     for first, second in combinations(_exclusive(settings), 2):
         yield f"{first} does not work with {second}: leave one of them out"
     is_on_demand = settings.models == ON_DEMAND.name
