@@ -107,33 +107,36 @@ class Endpoint:
     def _send(self, container: Container, call: Call, stack: ExitStack) -> urllib3.BaseHTTPResponse:
         """Send a call and return the reply. First load the model if it is not loaded or the
         container has lost it. Evict other models if there is no memory."""
-        for _ in range(ATTEMPTS if self._models else 1):
+        if self._models is None:
+            return self._post(container, "/invocations", call, stack)
+        for _ in range(ATTEMPTS):
             with ExitStack() as own:
-                path = "/invocations"
-                if self._models:
-                    model = own.enter_context(self._models.using(call.target, call.deadline))
-                    path = f"/models/{model.name}/invoke"
-                with translated(self.journal, call.rule, call.endpoint):
-                    reply = self._sent(container, path, call)
-                own.callback(reply.close)
-                if self._models and reply.status == NOT_FOUND:
+                model = own.enter_context(self._models.using(call.target, call.deadline))
+                reply = self._post(container, f"/models/{model.name}/invoke", call, own)
+                if reply.status == NOT_FOUND:
                     self._models.forget(model)
                     self.journal.complain(
                         "lost-model", f"the container does not know {call.target} any more"
                     )
-                elif self._models and reply.status == NO_ROOM and self._models.evict():
+                elif reply.status == NO_ROOM and self._models.evict():
                     self.journal.count("evictions for a 507")
                 else:
                     stack.enter_context(own.pop_all())
                     return reply
         raise ModelError(call.endpoint, NO_ROOM, f"{call.target} was refused {ATTEMPTS} times")
 
-    def _sent(self, container: Container, path: str, call: Call) -> urllib3.BaseHTTPResponse:
-        try:
-            return container.send("POST", path, call.body, call.headers, call.deadline)
-        except REFUSED as err:
-            container.refused += 1
-            raise ServiceUnavailable("The container does not accept the call") from err
+    def _post(
+        self, container: Container, path: str, call: Call, stack: ExitStack
+    ) -> urllib3.BaseHTTPResponse:
+        """Send a call and return the reply, which `stack` closes."""
+        with translated(self.journal, call.rule, call.endpoint):
+            try:
+                reply = container.send("POST", path, call.body, call.headers, call.deadline)
+            except REFUSED as err:
+                container.refused += 1
+                raise ServiceUnavailable("The container does not accept the call") from err
+        stack.callback(reply.close)
+        return reply
 
     def _read(self, reply: urllib3.BaseHTTPResponse, call: Call, most: float) -> bytes:
         body = bytearray()

@@ -147,12 +147,12 @@ def secrets(folder: Path, environ: Mapping[str, str]) -> list[str]:
     certificates = environ.get("PIP_CERT") or environ.get("SSL_CERT_FILE", "")
     lines = ["[global]"]
     lines += [f"{key} = {environ[name]}" for key, name in INDEXES.items() if environ.get(name)]
-    certificate = []
+    options = ["--secret", f"id=pip.conf,src={folder / 'pip.conf'}"]
     if certificates and Path(certificates).is_file():
         lines.append("cert = /run/secrets/ca")
-        certificate = ["--secret", f"id=ca,src={certificates}"]
+        options += ["--secret", f"id=ca,src={certificates}"]
     (folder / "pip.conf").write_text("\n".join(lines) + "\n")
-    return [*certificate, "--secret", f"id=pip.conf,src={folder / 'pip.conf'}"]
+    return options
 
 
 INDEXES = {
