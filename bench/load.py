@@ -43,7 +43,8 @@ end
 """
 PROCESSORS = 2
 TIMEOUT = 30  # seconds that a caller waits for an answer
-PAUSE, MOST_PAUSES = 0.2, 50  # seconds between checks, and how many checks
+PAUSE = 0.2  # seconds between checks of whether a server is idle
+MOST_PAUSES = 50
 IDLE = 0.25  # an idle server uses less than this of a processor; LitServe uses 0.13
 Sessions = Mapping[str, onnxruntime.InferenceSession]  # one for each model
 
@@ -91,7 +92,8 @@ def settle(server: Server) -> None:
     used = sum(server.processor_seconds().values())
     for _ in range(MOST_PAUSES):
         time.sleep(PAUSE)
-        before, used = used, sum(server.processor_seconds().values())
+        before = used
+        used = sum(server.processor_seconds().values())
         if used - before < IDLE * PAUSE:
             break
 
@@ -182,7 +184,8 @@ class Networks:
                 self.predict(next(requests), own)
                 latencies.append(1000 * (time.monotonic() - begun))
 
-        used, begun = time.process_time(), time.monotonic()
+        used = time.process_time()
+        begun = time.monotonic()
         with ThreadPoolExecutor() as pool:
             list(pool.map(call, self._sessions))
         done = _round(latencies, time.monotonic() - begun)

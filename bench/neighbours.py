@@ -60,7 +60,8 @@ def p99(url: str, seconds: float) -> float:
 
 def beside(name: str, server: Server, seconds: float) -> float:
     """Return the neighbour's p99 while the row's requests are sent."""
-    begin, end = multiprocessing.Event(), multiprocessing.Event()
+    begin = multiprocessing.Event()
+    end = multiprocessing.Event()
     attacker = multiprocessing.Process(target=attack, args=(name, server.url, begin, end))
     attacker.start()
     begin.wait(PATIENCE)

@@ -110,7 +110,8 @@ def line(name: str, calls: list[Call], seconds: float) -> str:
 
 def measure(ask: Ask, server: Server | None, options: argparse.Namespace) -> None:
     """Call one loaded model, first alone and then while others are loaded, and print the times."""
-    archives, seconds = options.archives, options.seconds
+    archives = options.archives
+    seconds = options.seconds
 
     def call_one(_: float) -> str:
         return result(ask(archives), archives)

@@ -26,7 +26,8 @@ from simulate.ports import PortPicker
 
 CACHE = ROOT / ".cache" / "bench"
 PORTS = PortPicker(range(12000, 14000))  # below the range that the kernel uses for clients
-START_SECONDS, STOP_SECONDS = 240, 40
+START_SECONDS = 240
+STOP_SECONDS = 40
 # what a command line contains, and what the program is called in the results
 PROGRAMS = {
     "nginx": "nginx",
@@ -99,7 +100,8 @@ class Server:
         used: dict[str, float] = {}
         for process in self._all():
             try:
-                times, command = process.cpu_times(), " ".join(process.cmdline())
+                times = process.cpu_times()
+                command = " ".join(process.cmdline())
             except psutil.Error:
                 continue
             kind = next((kind for word, kind in PROGRAMS.items() if word in command), "other")
@@ -241,7 +243,8 @@ def environment(peer: str) -> Path:
     first call."""
     folder = CACHE / peer
     lock = ROOT / "bench" / "peers" / f"{peer}.lock"
-    python, installed = folder / "bin" / "python", folder / "installed"
+    python = folder / "bin" / "python"
+    installed = folder / "installed"
     if not installed.is_file() or installed.read_bytes() != lock.read_bytes():
         subprocess.run([sys.executable, "-m", "venv", "--clear", str(folder)], check=True)
         subprocess.run([str(python), "-m", "pip", "install", "-q", "-r", str(lock)], check=True)

@@ -57,7 +57,8 @@ def steady(loader: Loader, seconds: float, rate: float = 0.0) -> Counter[str]:
 
 def verdict(loader: Loader, number: int) -> str:
     """Call an archive or a bundled model. Return "right", or what is wrong."""
-    model, x = number % KINDS, float(number % 1000)
+    model = number % KINDS
+    x = float(number % 1000)
     try:
         if model < LOADED:
             reply = loader.invoke(model + 1, x)
@@ -107,7 +108,8 @@ def measure(
 ) -> Iterator[tuple[float, Usage]]:
     """Every minute, load or unload one archive that is not called. While it is unloaded, yield the
     minutes passed and the usage."""
-    begun, changes = time.monotonic(), 0
+    begun = time.monotonic()
+    changes = 0
     while not load.done():
         wait([load], SAMPLE_SECONDS)
         passed = (time.monotonic() - begun) / 60

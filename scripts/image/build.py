@@ -70,10 +70,14 @@ def build(engine: str, target: str, environ: Mapping[str, str]) -> str:
     image = environ.get("IMAGE") or "triton-multi-model"
     tag = environ.get("TAG") or _git("describe", "--tags", "--always", "--dirty") or "unknown"
     if target == "cpu":
-        name, newest, variable = f"{image}:{tag}", f"{image}:latest", "BASE_IMAGE"
+        name = f"{image}:{tag}"
+        newest = f"{image}:latest"
+        variable = "BASE_IMAGE"
         base = base_image(engine, environ)
     else:
-        name, newest, variable = f"{image}:{tag}-gpu", f"{image}:gpu", "TRITON_IMAGE"
+        name = f"{image}:{tag}-gpu"
+        newest = f"{image}:gpu"
+        variable = "TRITON_IMAGE"
         base = environ.get(variable) or default(variable)
     with tempfile.TemporaryDirectory() as folder:
         command = build_command(engine) + base_labels(engine, base)
