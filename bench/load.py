@@ -107,7 +107,7 @@ def closed_loop(server: Server, scenario: Scenario, seconds: int) -> Round:
         script = Path(name) / "requests.lua"
         script.write_text(SCRIPT % ", ".join(json.dumps(str(file)) for file in files))
         options = f"-t1 -c{scenario.callers} -d{seconds}s --timeout={TIMEOUT}s"
-        command = ["wrk", *options.split(), "-s", script, f"http://127.0.0.1:{server.port}"]
+        command = ["wrk", *options.split(), "-s", str(script), f"http://127.0.0.1:{server.port}"]
         done = subprocess.run(command, capture_output=True, text=True, check=True)
     line = next(line for line in done.stdout.splitlines() if line.startswith("@@"))
     answers, duration, p50, p99, errors = json.loads(line[2:])

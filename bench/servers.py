@@ -8,7 +8,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from http import HTTPStatus
 from itertools import chain
@@ -20,6 +20,7 @@ from onnx import save
 from onnx.parser import parse_model
 
 from bench.scenarios import ROOT, Ask
+from bench.work import BUNDLED
 from serving.host import tritonserver
 from serving.host.network import ask
 from simulate.ports import PortPicker
@@ -54,16 +55,12 @@ class NotStarted(Exception):
 
 @dataclass
 class Server:
-    """A running server. `form` is the format of its requests: ours, plain, base64 or triton.
-
-    `grpc` is the port of the tritonserver behind our server.
-    """
+    """A running server. `form` is the format of its requests: ours, plain, base64 or triton."""
 
     name: str
     form: str
     port: int
     processes: list[psutil.Process]
-    grpc: int = 0
 
     def request(self, ask: Ask) -> tuple[str, dict[str, str], bytes]:
         """Return the path, the headers and the body of a request."""
@@ -134,7 +131,7 @@ def alone(measured: Server | None, servers: Iterable[Server]) -> Iterator[None]:
 def make_repository(folder: Path) -> Path:
     """Create a repository with the scenarios' bundled models and with `mean`, which computes the
     mean of a row of floats."""
-    for name in ("efficientnet", "yolov4_tiny", "bert"):
+    for name in BUNDLED:
         shutil.copytree(ROOT / "model_repository" / name, folder / name)
     version = folder / "mean" / "1"
     version.mkdir(parents=True)
@@ -160,45 +157,44 @@ def running(names: list[str], before: Path | None) -> Iterator[list[Server]]:
         yield servers
 
 
-@contextmanager
-def _ours(name: str, root: Path, repository: Path, scratch: Path) -> Iterator[Server]:
-    http = PORTS.pick()
-    grpc = PORTS.pick()
+def _ours(
+    name: str, root: Path, repository: Path, scratch: Path, grpc: int = 0
+) -> AbstractContextManager[Server]:
+    """Start this project's server, with Triton's gRPC on the port `grpc`, or else on any port."""
+    port = PORTS.pick()
     variables = {
-        "PORT": str(http),
+        "PORT": str(port),
         "SERVE_HOST": "127.0.0.1",
         "SERVE_MODEL_REPOSITORY": str(repository),
         # "ours" uses the same engine as the other servers, "default" the one that `serve` chooses
         "SERVE_CPU_ENGINE": "auto" if name.startswith("default") else "onnxruntime",
         "SAGEMAKER_TRITON_ALLOW_GRPC": "true",
-        "SAGEMAKER_TRITON_GRPC_PORT": str(grpc),
+        "SAGEMAKER_TRITON_GRPC_PORT": str(grpc or PORTS.pick()),
         "SERVE_HANG_TIMEOUT": "0",  # the server is suspended while others are measured
     }
-    python = root / ".venv" / "bin" / "python"
-    with _started(
-        name, "ours", http, [str(python), str(root / "serve")], root, variables, scratch
-    ) as server:
-        yield replace(server, grpc=grpc)
+    command = [str(root / ".venv/bin/python"), str(root / "serve")]
+    return _started(name, "ours", port, command, root, variables, scratch, "/ping")
 
 
 @contextmanager
 def _bare(name: str, root: Path, repository: Path, scratch: Path) -> Iterator[Server]:
     """Start gunicorn as this project does, in front of the tritonserver of a separate `serve`."""
-    with _ours(f"{name}'s triton", root, repository, scratch) as triton:
-        port = PORTS.pick()
-        variables = {
-            "BENCH_TRITON": f"127.0.0.1:{triton.grpc}",
-            "BENCH_REPOSITORY": str(repository),
-        }
-        options = "--worker-class gthread --workers 2 --threads 16 --keep-alive 75 --timeout 0"
-        command = [sys.executable, "-m", "gunicorn", "bench.bare:app", *options.split()]
-        command += ["--bind", f"127.0.0.1:{port}"]
-        with _started(name, "plain", port, command, root, variables, scratch) as server:
-            yield replace(server, processes=[*server.processes, *triton.processes])
+    grpc = PORTS.pick()
+    port = PORTS.pick()
+    variables = {"BENCH_TRITON": f"127.0.0.1:{grpc}", "BENCH_REPOSITORY": str(repository)}
+    options = "--worker-class gthread --workers 2 --threads 16 --keep-alive 75 --timeout 0"
+    command = [sys.executable, "-m", "gunicorn", "bench.bare:app", *options.split()]
+    command += ["--bind", f"127.0.0.1:{port}"]
+    with (
+        _ours(f"{name}'s triton", root, repository, scratch, grpc) as triton,
+        _started(name, "plain", port, command, root, variables, scratch, "/ping") as server,
+    ):
+        yield replace(server, processes=[*server.processes, *triton.processes])
 
 
-@contextmanager
-def _triton(name: str, root: Path, repository: Path, scratch: Path) -> Iterator[Server]:
+def _triton(
+    name: str, root: Path, repository: Path, scratch: Path
+) -> AbstractContextManager[Server]:
     """Start Triton's own HTTP endpoint, with only the model `mean`."""
     port = PORTS.pick()
     command = [
@@ -213,29 +209,21 @@ def _triton(name: str, root: Path, repository: Path, scratch: Path) -> Iterator[
         f"--http-port={port}",
     ]
     variables = tritonserver.environment(os.environ)
-    with _started(
-        name, "triton", port, command, root, variables, scratch, ready="/v2/health/ready"
-    ) as server:
-        yield server
+    return _started(name, "triton", port, command, root, variables, scratch, "/v2/health/ready")
 
 
-@contextmanager
-def _peer(name: str, root: Path, repository: Path, scratch: Path) -> Iterator[Server]:
+def _peer(name: str, root: Path, repository: Path, scratch: Path) -> AbstractContextManager[Server]:
     port = PORTS.pick()
-    module = f"bench.peers.{name}_server"
-    arguments = module
     if name == "bentoml":
-        arguments = f"bentoml serve {module}:Models --port {port} --host 127.0.0.1"
+        service = "bench.peers.bentoml_server:Models"
+        arguments = f"bentoml serve {service} --host 127.0.0.1 --port {port}"
+        ready = "/readyz"
+    else:
+        arguments = f"bench.peers.litserve_server {port}"
+        ready = "/health"
     command = [str(environment(name)), "-m", *arguments.split()]
-    variables = {
-        "BENCH_PORT": str(port),
-        "BENCH_REPOSITORY": str(repository),
-        "BENCH_MODELS": "efficientnet,yolov4_tiny,bert",
-        "BENTOML_DO_NOT_TRACK": "True",
-    }
-    ready = "/readyz" if name == "bentoml" else "/health"
-    with _started(name, "base64", port, command, root, variables, scratch, ready) as server:
-        yield server
+    variables = {"BENCH_REPOSITORY": str(repository), "BENTOML_DO_NOT_TRACK": "True"}
+    return _started(name, "base64", port, command, root, variables, scratch, ready)
 
 
 def environment(peer: str) -> Path:
@@ -261,7 +249,7 @@ def _started(
     root: Path,
     own: dict[str, str],
     scratch: Path,
-    ready: str = "/ping",
+    ready: str,
 ) -> Iterator[Server]:
     scratch.mkdir(parents=True, exist_ok=True)
     log = scratch / f"{form}.log"
