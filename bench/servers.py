@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from http import HTTPStatus
 from itertools import chain
 from pathlib import Path
-from urllib.parse import quote
 
 import psutil
 from onnx import save
@@ -64,16 +63,16 @@ class Server:
 
     def request(self, ask: Ask) -> tuple[str, dict[str, str], bytes]:
         """Return the path, the headers and the body of a request."""
-        size = ask.media_type.partition("json-header-size=")[2]
-        named = {"Content-Type": ask.media_type}
+        headers = {"Content-Type": ask.media_type}
         if self.form == "ours":
-            named["X-Amzn-SageMaker-Target-Model"] = ask.model
+            headers["X-Amzn-SageMaker-Target-Model"] = ask.model
             version = f"&model_version={ask.version}" if ask.version else ""
-            return f"/invocations?model_name={quote(ask.model)}{version}", named, ask.body
+            return f"/invocations?model_name={ask.model}{version}", headers, ask.body
         if self.form == "triton":
-            kind = {"Inference-Header-Content-Length": size} if size else named
+            if size := ask.media_type.partition("json-header-size=")[2]:
+                headers = {"Inference-Header-Content-Length": size}
             version = f"/versions/{ask.version}" if ask.version else ""
-            return f"/v2/models/{ask.model}{version}/infer", kind, ask.body
+            return f"/v2/models/{ask.model}{version}/infer", headers, ask.body
         if self.form == "base64":
             return f"/{ask.model}", {"Content-Type": "application/json"}, ask.as_base64()
         return f"/{ask.model}", {"Content-Type": "application/octet-stream"}, ask.plain

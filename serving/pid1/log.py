@@ -7,6 +7,7 @@ import os
 import re
 import select
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import IO, Any
@@ -76,7 +77,7 @@ def as_text(process: str, line: str, level: str = "") -> str:
         if entry.get("trace"):
             message += f"\n{entry['trace']}"
     urgency = "" if level in ("", "info") else f"{level.upper()}: "
-    now = datetime.now().astimezone().strftime("%Y-%m-%d %H:%M:%S")
+    now = time.strftime("%Y-%m-%d %H:%M:%S")
     lines = (part.translate(ESCAPED) for part in message.split("\n"))
     return f"{now} {process} | {urgency}" + "\n    ".join(lines)
 
