@@ -45,17 +45,21 @@ BATCH_MEGABYTES = 100  # total of all requests that batch transform sends at onc
 # seconds, batch transform's InvocationsTimeoutInSeconds if a job sets none
 BATCH_TIMEOUT = 600.0
 GRPC_PORT = 8001  # Triton appends it to the socket's name, as it would to a host
-# The options of tritonserver that `serve` sets itself, keyed by the environment variable that
-# determines them ("": none does).
+# The options of tritonserver that `serve` sets itself, and the environment variable that determines
+# each ("": none does).
 _OWN_OPTIONS = {
-    "": {"http-port", "http-address", "sagemaker-port"},
-    "SERVE_HOST": {"grpc-address", "metrics-address"},
-    "SAGEMAKER_TRITON_GRPC_PORT": {"grpc-port"},
-    "SAGEMAKER_TRITON_METRICS_PORT": {"metrics-port"},
-    "SERVE_MODEL_REPOSITORY": {"model-repository", "model-store"},
-    "SERVE_LOAD_MODELS": {"load-model"},
-    "SERVE_DEVICE": {"model-config-name"},
-    "SERVE_LOAD_MODELS or SERVE_RELOAD": {"model-control-mode"},
+    "http-port": "",
+    "http-address": "",
+    "sagemaker-port": "",
+    "grpc-address": "SERVE_HOST",
+    "grpc-port": "SAGEMAKER_TRITON_GRPC_PORT",
+    "metrics-address": "SERVE_HOST",
+    "metrics-port": "SAGEMAKER_TRITON_METRICS_PORT",
+    "model-repository": "SERVE_MODEL_REPOSITORY",
+    "model-store": "SERVE_MODEL_REPOSITORY",
+    "load-model": "SERVE_LOAD_MODELS",
+    "model-config-name": "SERVE_DEVICE",
+    "model-control-mode": "SERVE_LOAD_MODELS or SERVE_RELOAD",
 }
 
 
@@ -698,10 +702,10 @@ def _contradictions_of_arguments(settings: Settings) -> Iterator[str]:
     """Yield a line for each additional argument of tritonserver that `serve` sets itself."""
     words = [word for word in settings.additional_arguments if word.startswith("--")]
     names = {word.removeprefix("--").partition("=")[0] for word in words}
-    for variable, options in _OWN_OPTIONS.items():
-        for name in sorted(names & options):
-            use = f": use {variable}" if variable else " by itself"
-            yield f"SAGEMAKER_TRITON_ADDITIONAL_ARGS has --{name}, which serve sets{use}"
+    for name in sorted(names & _OWN_OPTIONS.keys()):
+        variable = _OWN_OPTIONS[name]
+        use = f": use {variable}" if variable else " by itself"
+        yield f"SAGEMAKER_TRITON_ADDITIONAL_ARGS has --{name}, which serve sets{use}"
 
 
 def _exclusive(settings: Settings) -> list[str]:
