@@ -16,9 +16,8 @@ STREAM = "InvokeEndpointWithResponseStream"
 ASYNC = "InvokeEndpointAsync"
 # Headers of HTTP, request signing and AWS's clients. They are not expected to reach the container.
 TRANSPORT_HEADERS = re.compile(
-    r"accept|accept-encoding|authorization|connection|content-(length|type|encoding|md5)|expect|host|user-agent|"
-    r"transfer-encoding|x-amz-.*|x-amzn-trace-id|amz-sdk-.*|x-amz-user-agent",
-    re.IGNORECASE,
+    r"accept|accept-encoding|authorization|connection|content-(length|type|encoding|md5)|expect|"
+    r"host|user-agent|transfer-encoding|x-amz-.*|x-amzn-trace-id|amz-sdk-.*"
 )
 
 
