@@ -60,7 +60,7 @@ def listening(settings: Settings) -> Iterator[tuple[socket.socket, ...]]:
             except OSError as err:
                 reason = os.strerror(err.errno or 0)
                 mistakes.append(
-                    f"{name}={port}: cannot listen there on SERVE_HOST={settings.host}: {reason}; "
+                    f"{name}={port}: cannot listen there (SERVE_HOST={settings.host}): {reason}; "
                     "choose another port"
                 )
             else:

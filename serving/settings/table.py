@@ -683,7 +683,7 @@ def contradictions(settings: Settings) -> Iterator[str]:
             "name one"
         )
     if settings.bucket and not is_on_demand:
-        yield (f"SERVE_MODEL_REPOSITORY={settings.bucket} needs SERVE_MODELS=on-demand: set it too")
+        yield f"SERVE_MODEL_REPOSITORY={settings.bucket} needs SERVE_MODELS=on-demand: set it too"
 
 
 def _contradictions_of_ports(settings: Settings) -> Iterator[str]:
