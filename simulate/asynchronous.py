@@ -51,9 +51,8 @@ class Queue:
             _key(location)
         identifier = members.get("InferenceId") or str(uuid.uuid4())
         file = uuid.uuid4()
-        folder = "/".join(
-            filter(None, [OUTPUT, members.get("S3OutputPathExtension", "").strip("/")])
-        )
+        extension = members.get("S3OutputPathExtension", "").strip("/")
+        folder = f"{OUTPUT}/{extension}".rstrip("/")
         output = f"{folder}/{members.get('Filename') or f'{file}.out'}"
         failure = f"{OUTPUT}/failures/{file}-error.out"
         members = {**members, "InferenceId": identifier}

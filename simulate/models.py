@@ -44,9 +44,8 @@ def find(folder: Path, name: str) -> Path | None:
     """Return the file whose path under the folder is `name` (in S3 the object's key), or None if
     there is none."""
     path = folder / name.lstrip("/")
-    has_parent = ".." in Path(name).parts
-    inside = not has_parent and path.resolve().is_relative_to(folder.resolve())
-    return path if inside and path.is_file() else None
+    is_inside = path.resolve().is_relative_to(folder.resolve())
+    return path if is_inside and path.is_file() else None
 
 
 @dataclass
