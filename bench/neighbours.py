@@ -33,13 +33,13 @@ def attack(name: str, url: str, begin: Event, end: Event) -> None:
     row = ROWS[name]
     send = row.sent(url, PATIENCE)
 
-    def repeat(_: int) -> None:
+    def keep_sending(_: int) -> None:
         while not end.is_set():
             send()
 
     begin.set()
     with ThreadPoolExecutor(row.callers) as callers:
-        list(callers.map(repeat, range(row.callers)))
+        list(callers.map(keep_sending, range(row.callers)))
 
 
 def p99(url: str, seconds: float) -> float:
