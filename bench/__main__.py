@@ -8,6 +8,7 @@ python -m bench --before ../other-checkout  compares two versions of this projec
 import argparse
 import json
 import sys
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
@@ -16,16 +17,20 @@ from typing import Any
 import cv2
 import numpy as np
 
-from bench.load import Round, ask, limit, load
-from bench.scenarios import ROOT, Scenario, scenarios
+from bench.load import PROCESSORS, Networks, Round, ask, load
+from bench.scenarios import Scenario, scenarios
 from bench.servers import NotStarted, Server, alone, running
-from bench.work import KINDS, predict
 
 SERVERS = ("ours", "default", "bare", "triton", "litserve", "bentoml")
-PROCESSORS = 2
 CLOSE = 0.005  # tolerance; the numbers of an embedding of length 1 are about 0.05
 COLUMNS = (
-    *("Server", "answers/s", "of ours [least, most]", "p50 ms", "p99 ms", "front ms", "all ms"),
+    "Server",
+    "answers/s",
+    "of ours [least, most]",
+    "p50 ms",
+    "p99 ms",
+    "front ms",
+    "all ms",
     "refused",
 )
 Rounds = dict[str, dict[str, list[Round]]]  # {scenario's name: {server's name: rounds}}
@@ -69,40 +74,39 @@ def measure(
 ) -> dict[str, list[Round]]:
     """Run the rounds of all servers that support the scenario, alternating between servers. The
     measured server has the machine to itself. Raise NotStarted if a server's answer is wrong."""
-    takes = [server for server in servers if scenario.is_tensor or server.form != "triton"]
-    takes = [server for server in takes if not scenario.is_tensor or server.form != "base64"]
-    folder = ROOT / "model_repository"
-    names = [] if scenario.is_tensor else sorted(scenario.models())
-    models = {name: KINDS[name](folder / name) for name in names}
-    threads = 1 if scenario.callers > 1 else PROCESSORS
-    sessions = [
-        {name: model.session(threads) for name, model in models.items()}
-        for _ in range(PROCESSORS // threads)
-    ]
-    for request in scenario.asks if models else ():
-        model = models[request.model]
-        expected = gist(predict(model, sessions[0][request.model], request.plain))
-        for server in takes:
+    unsupported = "base64" if scenario.is_tensor else "triton"
+    supporting = [server for server in servers if server.form != unsupported]
+    networks = Networks(scenario)
+    if networks.models:
+        check_answers(scenario, supporting, networks)
+    rates: dict[str, float] = {}  # of open loops
+    for server in supporting:
+        with alone(server, servers):
+            warm_up = load(server, scenario, seconds if scenario.share else 1)
+        rates[server.name] = scenario.share * warm_up.rate
+    done: defaultdict[str, list[Round]] = defaultdict(list)
+    for _ in range(rounds):
+        for server in supporting:
+            with alone(server, servers):
+                took = load(server, scenario, seconds, rates[server.name])
+            done[server.name].append(took)
+        if networks.models and not scenario.share:
+            with alone(None, servers):
+                done["limit"].append(networks.load(scenario, seconds))
+    print(f"measured: {scenario.name}", file=sys.stderr)
+    return done
+
+
+def check_answers(scenario: Scenario, servers: Sequence[Server], networks: Networks) -> None:
+    """Raise NotStarted if a server's answer is not that of the networks."""
+    for request in scenario.asks:
+        expected = gist(networks.predict(request))
+        for server in servers:
             answer = gist(json.loads(ask(server, request)))
             if not is_same(answer, expected):
                 raise NotStarted(
                     f"{server.name} answers {answer} to {scenario.name}, not {expected}"
                 )
-    done: dict[str, list[Round]] = {server.name: [] for server in takes}
-    rates = dict.fromkeys(done, 0.0)
-    for number in range(rounds + 1):  # the first round is for warming up
-        for server in takes:
-            with alone(server, servers):
-                if scenario.share and not number:
-                    rates[server.name] = scenario.share * load(server, scenario, seconds).rate
-                took = load(server, scenario, seconds if number else 1, rates[server.name])
-            done[server.name].append(took)
-        if models and not scenario.share:
-            with alone(None, servers):
-                took = limit(models, sessions, scenario, seconds if number else 1)
-            done.setdefault("limit", []).append(took)
-    print(f"measured: {scenario.name}", file=sys.stderr)
-    return {name: measured[1:] for name, measured in done.items()}
 
 
 def gist(answer: Any) -> Any:

@@ -7,20 +7,21 @@ import itertools
 import json
 import subprocess
 import tempfile
-import threading
 import time
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from http import HTTPStatus
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnxruntime
 
-from bench.scenarios import Ask, Scenario
+from bench.scenarios import ROOT, Ask, Scenario
 from bench.servers import Server
-from bench.work import Model, predict
+from bench.work import KINDS, predict
 
 SCRIPT = """\
 local requests, sent = {}, 0
@@ -40,9 +41,10 @@ function done(summary, latency)
     e.status + e.connect + e.read + e.write + e.timeout))
 end
 """
-REFUSED = 503
+PROCESSORS = 2
 TIMEOUT = 30  # seconds that a caller waits for an answer
-PAUSE, MOST_PAUSES = 0.2, 50  # seconds between checks, and how many checks
+PAUSE = 0.2  # seconds between checks of whether a server is idle
+MOST_PAUSES = 50
 IDLE = 0.25  # an idle server uses less than this of a processor; LitServe uses 0.13
 Sessions = Mapping[str, onnxruntime.InferenceSession]  # one for each model
 
@@ -90,7 +92,8 @@ def settle(server: Server) -> None:
     used = sum(server.processor_seconds().values())
     for _ in range(MOST_PAUSES):
         time.sleep(PAUSE)
-        before, used = used, sum(server.processor_seconds().values())
+        before = used
+        used = sum(server.processor_seconds().values())
         if used - before < IDLE * PAUSE:
             break
 
@@ -103,8 +106,8 @@ def closed_loop(server: Server, scenario: Scenario, seconds: int) -> Round:
             file.write_bytes(message(server, request))
         script = Path(name) / "requests.lua"
         script.write_text(SCRIPT % ", ".join(json.dumps(str(file)) for file in files))
-        command = ["wrk", "-t1", f"-c{scenario.callers}", f"-d{seconds}s", f"--timeout={TIMEOUT}s"]
-        command += ["-s", str(script), f"http://127.0.0.1:{server.port}"]
+        options = f"-t1 -c{scenario.callers} -d{seconds}s --timeout={TIMEOUT}s"
+        command = ["wrk", *options.split(), "-s", str(script), f"http://127.0.0.1:{server.port}"]
         done = subprocess.run(command, capture_output=True, text=True, check=True)
     line = next(line for line in done.stdout.splitlines() if line.startswith("@@"))
     answers, duration, p50, p99, errors = json.loads(line[2:])
@@ -127,59 +130,67 @@ def open_loop(server: Server, scenario: Scenario, seconds: int, rate: float) -> 
     gaps = np.random.default_rng(0).exponential(1 / rate, count)
     dues = (time.monotonic() + np.cumsum(gaps)).tolist()
     requests = [server.request(request) for request in scenario.asks]
-    numbers = itertools.count()
-    statuses: list[int] = []
-    latencies: list[float] = []
+    calls = zip(dues, itertools.cycle(requests))  # shared: each caller takes the next one
+    answers: list[tuple[int, float]] = []  # status and latency
 
     def call(_: int) -> None:
         connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=TIMEOUT)
-        while (number := next(numbers)) < count:
-            due = dues[number]
+        for due, (path, headers, body) in calls:
             time.sleep(max(0.0, due - time.monotonic()))
-            path, headers, body = requests[number % len(requests)]
+            status = 0
             try:
                 connection.request("POST", path, body, headers)
                 reply = connection.getresponse()
                 reply.read()
-                statuses.append(reply.status)
+                status = reply.status
             except OSError:
                 connection.close()
-                statuses.append(0)
-            if statuses[-1] == 200:
-                latencies.append(1000 * (time.monotonic() - due))
+            answers.append((status, 1000 * (time.monotonic() - due)))
         connection.close()
 
     with ThreadPoolExecutor(scenario.callers) as pool:
         list(pool.map(call, range(scenario.callers)))
     took = time.monotonic() - dues[0]
-    refused = statuses.count(REFUSED)
+    latencies = [latency for status, latency in answers if status == HTTPStatus.OK]
+    refused = sum(status == HTTPStatus.SERVICE_UNAVAILABLE for status, _ in answers)
     return _round(latencies, took, count - len(latencies) - refused, refused)
 
 
-def limit(
-    models: Mapping[str, Model], sessions: Sequence[Sessions], scenario: Scenario, seconds: int
-) -> Round:
-    """Do the scenario's work in this process, without a server, in one thread for each of
-    `sessions`."""
-    latencies: list[float] = []
-    end = time.monotonic() + seconds
-    requests = itertools.cycle(scenario.asks)
+class Networks:
+    """Does a scenario's work in this process, without a server. It has no models for tensors."""
 
-    def call(own: Sessions) -> None:
-        while (begun := time.monotonic()) < end:
-            request = next(requests)
-            predict(models[request.model], own[request.model], request.plain)
-            latencies.append(1000 * (time.monotonic() - begun))
+    def __init__(self, scenario: Scenario) -> None:
+        names = set() if scenario.is_tensor else scenario.models()
+        self.models = {name: KINDS[name](ROOT / "model_repository" / name) for name in names}
+        threads = 1 if scenario.callers > 1 else PROCESSORS
+        self._sessions = [
+            {name: model.session(threads) for name, model in self.models.items()}
+            for _ in range(PROCESSORS // threads)
+        ]
 
-    threads = [threading.Thread(target=call, args=(own,)) for own in sessions]
-    used, begun = time.process_time(), time.monotonic()
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    done = _round(latencies, time.monotonic() - begun)
-    used = 1000 * (time.process_time() - used) / len(latencies)
-    return replace(done, processor={"model": used})
+    def predict(self, request: Ask, sessions: Sessions | None = None) -> Any:
+        """Return the prediction for a request."""
+        session = (sessions or self._sessions[0])[request.model]
+        return predict(self.models[request.model], session, request.plain)
+
+    def load(self, scenario: Scenario, seconds: int) -> Round:
+        """Run one round, with one thread for each processor, or one caller that uses both."""
+        latencies: list[float] = []
+        end = time.monotonic() + seconds
+        requests = itertools.cycle(scenario.asks)
+
+        def call(own: Sessions) -> None:
+            while (begun := time.monotonic()) < end:
+                self.predict(next(requests), own)
+                latencies.append(1000 * (time.monotonic() - begun))
+
+        used = time.process_time()
+        begun = time.monotonic()
+        with ThreadPoolExecutor() as pool:
+            list(pool.map(call, self._sessions))
+        done = _round(latencies, time.monotonic() - begun)
+        used = 1000 * (time.process_time() - used) / len(latencies)
+        return replace(done, processor={"model": used})
 
 
 def _round(latencies: list[float], took: float, errors: int = 0, refused: int = 0) -> Round:

@@ -9,13 +9,14 @@ import argparse
 import multiprocessing
 import os
 import tempfile
-import time
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.synchronize import Event
 from pathlib import Path
 
+import numpy as np
 import requests
 
+from bench.calls import repeat
 from tests.endpoint.hostile_models import make_models
 from tests.endpoint.hostile_requests import ROWS
 from tests.endpoint.test_hostile_requests import SHARE, SMALL
@@ -32,32 +33,35 @@ def attack(name: str, url: str, begin: Event, end: Event) -> None:
     row = ROWS[name]
     send = row.sent(url, PATIENCE)
 
-    def repeat(_: int) -> None:
+    def keep_sending(_: int) -> None:
         while not end.is_set():
             send()
 
     begin.set()
     with ThreadPoolExecutor(row.callers) as callers:
-        list(callers.map(repeat, range(row.callers)))
+        list(callers.map(keep_sending, range(row.callers)))
 
 
 def p99(url: str, seconds: float) -> float:
     """Classify a small picture again and again. Return the 99th percentile of the times, in
     milliseconds. A failed call counts as PATIENCE."""
-    times: list[float] = []
-    end = time.monotonic() + seconds
     with requests.Session() as session:
         session.headers["Content-Type"] = "image/png"
-        while time.monotonic() < end:
-            began = time.monotonic()
+
+        def classify(_: float) -> str:
             reply = session.post(f"{url}/invocations?model_name=resnet", data=SMALL)
-            times.append(time.monotonic() - began if reply.ok else PATIENCE)
-    return 1000 * sorted(times)[99 * len(times) // 100]
+            return "right" if reply.ok else "failed"
+
+        calls = repeat(seconds, classify)
+    failed = 1000 * PATIENCE
+    times = [each.milliseconds if each.result == "right" else failed for each in calls]
+    return float(np.percentile(times, 99))
 
 
 def beside(name: str, server: Server, seconds: float) -> float:
     """Return the neighbour's p99 while the row's requests are sent."""
-    begin, end = multiprocessing.Event(), multiprocessing.Event()
+    begin = multiprocessing.Event()
+    end = multiprocessing.Event()
     attacker = multiprocessing.Process(target=attack, args=(name, server.url, begin, end))
     attacker.start()
     begin.wait(PATIENCE)

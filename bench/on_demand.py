@@ -9,35 +9,30 @@ python -m bench.on_demand --usage      also shows whether memory, threads or fil
 
 import argparse
 import random
-import subprocess
-import sys
+import signal
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
+import numpy as np
 import requests
 
+from bench.calls import Call, repeat
 from bench.soak import SAMPLE_SECONDS, WARM, table
 from tests.model_lifecycle.test_on_demand import TARGET, call, counted, on_demand, pack
+from tests.simulate.command import Command
 from tests.support.archives import Usage, share_for, usage
-from tests.support.harness import PATIENCE, Server, free_port, tensor, wait_until
+from tests.support.harness import PATIENCE, Server, tensor
 
 Ask = Callable[[int], requests.Response]  # calls the model with a number
 COUNTERS = ("loads", "misses", "evictions", "thrash")
 DRIFT = 2.0  # seconds
 ALONE = 0.2  # length of the phase without loads, as a share of the phase with loads
-
-
-@dataclass(frozen=True)
-class Call:
-    result: str  # "right", "wrong", or the code or status of an error
-    milliseconds: float
 
 
 @contextmanager
@@ -51,58 +46,42 @@ def running(folder: Path, **variables: str) -> Iterator[tuple[Ask, Server]]:
 @contextmanager
 def simulated(folder: Path, **variables: str) -> Iterator[tuple[Ask, None]]:
     """Simulate a multi-model endpoint with the same archives and the same memory."""
-    port, log = free_port(), folder / "simulator.log"
-    command = [sys.executable, "-m", "simulate", f"--models={folder / 'models'}", f"--port={port}"]
-    command += [f"--env={name}={value}" for name, value in variables.items()]
-    with log.open("w") as output:
-        process = subprocess.Popen(command, stdout=output)
+    own = [f"--env={name}={value}" for name, value in variables.items()]
+    simulator = Command(folder, f"--models={folder / 'models'}", *own)
+    url = f"{simulator.wait_ready()}/endpoints/any/invocations"
     body = {"inputs": [tensor([2.0])]}
 
     def ask(number: int) -> requests.Response:
-        url = f"http://127.0.0.1:{port}/endpoints/any/invocations"
         headers = {TARGET: f"m{number}.tar.gz"}
         return requests.post(url, json=body, headers=headers, timeout=PATIENCE)
 
     try:
-        wait_until(lambda: "in service: http" in log.read_text(), "the simulator is in service")
         yield ask, None
     finally:
-        process.terminate()
-        process.wait()
-    summary = log.read_text().partition("stopping …")[2].strip().splitlines()
+        simulator.stop(signal.SIGTERM)
+    summary = simulator.output().partition("stopping …")[2].strip().splitlines()
     print(*[line for line in summary if not line.startswith("container |")], sep="\n")
 
 
-def measured(ask: Ask, number: int) -> Call:
-    began = time.monotonic()
-    reply = ask(number)
-    milliseconds = 1000 * (time.monotonic() - began)
+def result(reply: requests.Response, number: int) -> str:
+    """Return "right", "wrong", or the code or status of an error."""
     if reply.status_code != 200:
-        return Call(reply.json().get("code", str(reply.status_code)), milliseconds)
-    is_right = reply.json()["outputs"][0]["data"] == [2.0 * number]
-    return Call("right" if is_right else "wrong", milliseconds)
-
-
-def pinned(ask: Ask, number: int, seconds: float) -> list[Call]:
-    """Call one model again and again, so that it stays loaded."""
-    end = time.monotonic() + seconds
-    calls = []
-    while time.monotonic() < end:
-        calls.append(measured(ask, number))
-    return calls
+        return str(reply.json().get("code", reply.status_code))
+    return "right" if reply.json()["outputs"][0]["data"] == [2.0 * number] else "wrong"
 
 
 def zipf(ask: Ask, archives: int, seconds: float, drift: bool) -> list[Call]:
     """Call models again and again. The n-th most popular one gets 1 / n of the calls that the most
     popular one gets."""
-    began = time.monotonic()
     weights = [1 / rank for rank in range(1, archives + 1)]
-    calls = []
-    while (elapsed := time.monotonic() - began) < seconds:
+
+    def call_one(elapsed: float) -> str:
         shift = int(elapsed / DRIFT) if drift else 0
         (rank,) = random.choices(range(archives), weights)
-        calls.append(measured(ask, (rank + shift) % archives))
-    return calls
+        number = (rank + shift) % archives
+        return result(ask(number), number)
+
+    return repeat(seconds, call_one)
 
 
 def samples(server: Server, seconds: float) -> list[tuple[float, Usage]]:
@@ -118,8 +97,8 @@ def samples(server: Server, seconds: float) -> list[tuple[float, Usage]]:
 
 
 def line(name: str, calls: list[Call], seconds: float) -> str:
-    times = sorted(each.milliseconds for each in calls if each.result == "right")
-    middle, p99 = times[len(times) // 2], times[99 * len(times) // 100]
+    times = [each.milliseconds for each in calls if each.result == "right"]
+    middle, p99 = np.percentile(times, (50, 99))
     results = ", ".join(
         f"{count} {result}" for result, count in Counter(each.result for each in calls).items()
     )
@@ -127,6 +106,31 @@ def line(name: str, calls: list[Call], seconds: float) -> str:
         f"{name}: {len(calls) / seconds:.1f} calls/s, p50 {middle:.0f} ms, p99 {p99:.0f} ms; "
         f"{results}"
     )
+
+
+def measure(ask: Ask, server: Server | None, options: argparse.Namespace) -> None:
+    """Call one loaded model, first alone and then while others are loaded, and print the times."""
+    archives = options.archives
+    seconds = options.seconds
+
+    def call_one(_: float) -> str:
+        return result(ask(archives), archives)
+
+    call_one(0)  # loads the model
+    alone = repeat(ALONE * seconds, call_one)
+    print(line("a loaded model, alone", alone, ALONE * seconds))
+    with ThreadPoolExecutor(options.callers + 1) as threads:
+        churn = [
+            threads.submit(zipf, ask, archives, seconds, options.drift)
+            for _ in range(options.callers)
+        ]
+        if server and options.usage:
+            used = threads.submit(samples, server, seconds)
+        print(line("a loaded model, beside", repeat(seconds, call_one), seconds))
+    calls = list(chain.from_iterable(each.result() for each in churn))
+    print(line(f"{archives} models, room for {options.room}", calls, seconds))
+    if server and options.usage:
+        print(table(used.result()))
 
 
 def main() -> None:
@@ -139,30 +143,13 @@ def main() -> None:
     parser.add_argument("--simulator", action="store_true")
     parser.add_argument("--usage", action="store_true", help="not with --simulator")
     options = parser.parse_args()
-    archives, seconds = options.archives, options.seconds
+    start = simulated if options.simulator else running
+    memory = {"SERVE_MODEL_MEMORY_SHARE": str(share_for(options.room))}
     with tempfile.TemporaryDirectory(prefix="on-demand-") as folder:
-        for number in range(archives + 1):
+        for number in range(options.archives + 1):
             pack(Path(folder) / "models", number)
-        start = simulated if options.simulator else running
-        memory = {"SERVE_MODEL_MEMORY_SHARE": str(share_for(options.room))}
-        with (
-            start(Path(folder), **memory) as (ask, server),
-            ThreadPoolExecutor(options.callers + 1) as threads,
-        ):
-            measured(ask, archives)  # loads the model, so the calls below find it loaded
-            alone = pinned(ask, archives, ALONE * seconds)
-            print(line("a loaded model, alone", alone, ALONE * seconds))
-            churn = [
-                threads.submit(zipf, ask, archives, seconds, options.drift)
-                for _ in range(options.callers)
-            ]
-            if options.usage and server:
-                used = threads.submit(samples, server, seconds)
-            print(line("a loaded model, beside", pinned(ask, archives, seconds), seconds))
-            calls = list(chain.from_iterable(each.result() for each in churn))
-            print(line(f"{archives} models, room for {options.room}", calls, seconds))
-            if options.usage and server:
-                print(table(used.result()))
+        with start(Path(folder), **memory) as (ask, server):
+            measure(ask, server, options)
 
 
 if __name__ == "__main__":

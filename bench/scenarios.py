@@ -40,10 +40,6 @@ class Ask:
     plain: bytes
     version: str = ""
 
-    @property
-    def is_tensor(self) -> bool:
-        return self.model == "mean"
-
     def as_base64(self) -> bytes:
         """Return the body for the peers, which accept base64."""
         return json.dumps({"body": b64encode(self.plain).decode()}).encode()
@@ -61,7 +57,7 @@ class Scenario:
 
     @property
     def is_tensor(self) -> bool:
-        return self.asks[0].is_tensor
+        return self.asks[0].model == "mean"
 
     def models(self) -> set[str]:
         return {ask.model for ask in self.asks}

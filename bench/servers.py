@@ -7,28 +7,44 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
+from http import HTTPStatus
+from itertools import chain
 from pathlib import Path
-from urllib.parse import quote
 
 import psutil
-from onnx import TensorProto, helper, save
+from onnx import save
+from onnx.parser import parse_model
 
 from bench.scenarios import ROOT, Ask
+from bench.work import BUNDLED
 from serving.host import tritonserver
+from serving.host.network import ask
 from simulate.ports import PortPicker
 
 CACHE = ROOT / ".cache" / "bench"
 PORTS = PortPicker(range(12000, 14000))  # below the range that the kernel uses for clients
-START_SECONDS, STOP_SECONDS = 240, 40
+START_SECONDS = 240
+STOP_SECONDS = 40
+# what a command line contains, and what the program is called in the results
+PROGRAMS = {
+    "nginx": "nginx",
+    "gunicorn": "gunicorn",
+    "backend_stub": "model",
+    "bin/tritonserver": "tritonserver",
+}
 MEAN = """platform: "onnxruntime_onnx"
 max_batch_size: 8
 input { name: "x" data_type: TYPE_FP32 dims: [-1] }
 output { name: "y" data_type: TYPE_FP32 dims: [1] }
 instance_group { count: 1 kind: KIND_CPU }
+"""
+MEAN_GRAPH = """<ir_version: 8, opset_import: ["": 18]>
+mean (float[n, m] x) => (float[n, 1] y) <int64[1] axes = {1}> {
+    y = ReduceMean <keepdims = 1> (x, axes)
+}
 """
 
 
@@ -38,29 +54,25 @@ class NotStarted(Exception):
 
 @dataclass
 class Server:
-    """A running server. `form` is the format of its requests: ours, plain, base64 or triton.
-
-    `grpc` is the port of the tritonserver behind our server.
-    """
+    """A running server. `form` is the format of its requests: ours, plain, base64 or triton."""
 
     name: str
     form: str
     port: int
     processes: list[psutil.Process]
-    grpc: int = 0
 
     def request(self, ask: Ask) -> tuple[str, dict[str, str], bytes]:
         """Return the path, the headers and the body of a request."""
-        size = ask.media_type.partition("json-header-size=")[2]
-        named = {"Content-Type": ask.media_type}
+        headers = {"Content-Type": ask.media_type}
         if self.form == "ours":
-            named["X-Amzn-SageMaker-Target-Model"] = ask.model
+            headers["X-Amzn-SageMaker-Target-Model"] = ask.model
             version = f"&model_version={ask.version}" if ask.version else ""
-            return f"/invocations?model_name={quote(ask.model)}{version}", named, ask.body
+            return f"/invocations?model_name={ask.model}{version}", headers, ask.body
         if self.form == "triton":
-            kind = {"Inference-Header-Content-Length": size} if size else named
+            if size := ask.media_type.partition("json-header-size=")[2]:
+                headers = {"Inference-Header-Content-Length": size}
             version = f"/versions/{ask.version}" if ask.version else ""
-            return f"/v2/models/{ask.model}{version}/infer", kind, ask.body
+            return f"/v2/models/{ask.model}{version}/infer", headers, ask.body
         if self.form == "base64":
             return f"/{ask.model}", {"Content-Type": "application/json"}, ask.as_base64()
         return f"/{ask.model}", {"Content-Type": "application/octet-stream"}, ask.plain
@@ -84,16 +96,11 @@ class Server:
         used: dict[str, float] = {}
         for process in self._all():
             try:
-                times, command = process.cpu_times(), " ".join(process.cmdline())
+                times = process.cpu_times()
+                command = " ".join(process.cmdline())
             except psutil.Error:
                 continue
-            kinds = {
-                "nginx": "nginx",
-                "gunicorn": "gunicorn",
-                "backend_stub": "model",
-                "bin/tritonserver": "tritonserver",
-            }
-            kind = next((kind for word, kind in kinds.items() if word in command), "other")
+            kind = next((kind for word, kind in PROGRAMS.items() if word in command), "other")
             used[kind] = used.get(kind, 0.0) + times.user + times.system
         return used
 
@@ -102,9 +109,8 @@ class Server:
         return sum(process.memory_full_info().pss for process in self._all())
 
     def _all(self) -> list[psutil.Process]:
-        return [
-            process for root in self.processes for process in (root, *root.children(recursive=True))
-        ]
+        children = (root.children(recursive=True) for root in self.processes)
+        return [*self.processes, *chain.from_iterable(children)]
 
 
 @contextmanager
@@ -124,20 +130,12 @@ def alone(measured: Server | None, servers: Iterable[Server]) -> Iterator[None]:
 def make_repository(folder: Path) -> Path:
     """Create a repository with the scenarios' bundled models and with `mean`, which computes the
     mean of a row of floats."""
-    for name in ("efficientnet", "yolov4_tiny", "bert"):
+    for name in BUNDLED:
         shutil.copytree(ROOT / "model_repository" / name, folder / name)
     version = folder / "mean" / "1"
     version.mkdir(parents=True)
     (version.parent / "config.pbtxt").write_text(MEAN)
-    node = helper.make_node("ReduceMean", ["x", "axes"], ["y"], keepdims=1)
-    row = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", "m"])
-    mean = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 1])
-    axes = helper.make_tensor("axes", TensorProto.INT64, [1], [1])
-    graph = helper.make_graph([node], "mean", [row], [mean], [axes])
-    save(
-        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8),
-        version / "model.onnx",
-    )
+    save(parse_model(MEAN_GRAPH), version / "model.onnx")
     return folder
 
 
@@ -146,90 +144,58 @@ def running(names: list[str], before: Path | None) -> Iterator[list[Server]]:
     """Yield the named servers once they are ready. `before` is another checkout of this project,
     whose server is called "before"."""
     with ExitStack() as stack:
-        folder = Path(
-            stack.enter_context(
-                tempfile.TemporaryDirectory(prefix="bench-", ignore_cleanup_errors=True)
-            )
-        )
+        scratch = tempfile.TemporaryDirectory(prefix="bench-", ignore_cleanup_errors=True)
+        folder = Path(stack.enter_context(scratch))
         repository = make_repository(folder / "models")
-        starters = {
-            "ours": _ours,
-            "before": _ours,
-            "default": _ours,
-            "bare": _bare,
-            "triton": _triton,
-            "litserve": _peer,
-            "bentoml": _peer,
-        }
+        others = {"bare": _bare, "triton": _triton, "litserve": _peer, "bentoml": _peer}
         servers: list[Server] = []
         for name in names:
             root = before if name == "before" and before else ROOT
-            servers.append(
-                stack.enter_context(
-                    starters.get(name, _peer)(name, root, repository, folder / name)
-                )
-            )
+            start = others.get(name, _ours)
+            servers.append(stack.enter_context(start(name, root, repository, folder / name)))
         yield servers
 
 
-@contextmanager
-def _ours(name: str, root: Path, repository: Path, scratch: Path) -> Iterator[Server]:
-    http, grpc = PORTS.pick(2)
+def _ours(
+    name: str, root: Path, repository: Path, scratch: Path, grpc: int = 0
+) -> AbstractContextManager[Server]:
+    """Start this project's server, with Triton's gRPC on the port `grpc`, or else on any port."""
+    port = PORTS.pick()
     variables = {
-        "PORT": str(http),
+        "PORT": str(port),
         "SERVE_HOST": "127.0.0.1",
         "SERVE_MODEL_REPOSITORY": str(repository),
         # "ours" uses the same engine as the other servers, "default" the one that `serve` chooses
         "SERVE_CPU_ENGINE": "auto" if name.startswith("default") else "onnxruntime",
         "SAGEMAKER_TRITON_ALLOW_GRPC": "true",
-        "SAGEMAKER_TRITON_GRPC_PORT": str(grpc),
+        "SAGEMAKER_TRITON_GRPC_PORT": str(grpc or PORTS.pick()),
         "SERVE_HANG_TIMEOUT": "0",  # the server is suspended while others are measured
     }
-    python = root / ".venv" / "bin" / "python"
-    with _started(
-        name, "ours", http, [str(python), str(root / "serve")], root, variables, scratch
-    ) as server:
-        yield replace(server, grpc=grpc)
+    command = [str(root / ".venv/bin/python"), str(root / "serve")]
+    return _started(name, "ours", port, command, root, variables, scratch, "/ping")
 
 
 @contextmanager
 def _bare(name: str, root: Path, repository: Path, scratch: Path) -> Iterator[Server]:
     """Start gunicorn as this project does, in front of the tritonserver of a separate `serve`."""
-    with _ours(f"{name}'s triton", root, repository, scratch) as triton:
-        [port] = PORTS.pick(1)
-        variables = {
-            "BENCH_TRITON": f"127.0.0.1:{triton.grpc}",
-            "BENCH_REPOSITORY": str(repository),
-        }
-        options = [
-            "--worker-class",
-            "gthread",
-            "--workers",
-            "2",
-            "--threads",
-            "16",
-            "--keep-alive",
-            "75",
-            "--timeout",
-            "0",
-        ]
-        command = [
-            sys.executable,
-            "-m",
-            "gunicorn",
-            "bench.bare:app",
-            "--bind",
-            f"127.0.0.1:{port}",
-            *options,
-        ]
-        with _started(name, "plain", port, command, root, variables, scratch) as server:
-            yield replace(server, processes=[*server.processes, *triton.processes])
+    grpc = PORTS.pick()
+    port = PORTS.pick()
+    variables = {"BENCH_TRITON": f"127.0.0.1:{grpc}", "BENCH_REPOSITORY": str(repository)}
+    options = "--worker-class gthread --workers 2 --threads 16 --keep-alive 75 --timeout 0"
+    command = [sys.executable, "-m", "gunicorn", "bench.bare:app", *options.split()]
+    command += ["--bind", f"127.0.0.1:{port}"]
+    with (
+        _ours(f"{name}'s triton", root, repository, scratch, grpc) as triton,
+        _started(name, "plain", port, command, root, variables, scratch, "/ping") as server,
+    ):
+        yield replace(server, processes=[*server.processes, *triton.processes])
 
 
-@contextmanager
-def _triton(name: str, root: Path, repository: Path, scratch: Path) -> Iterator[Server]:
+def _triton(
+    name: str, root: Path, repository: Path, scratch: Path
+) -> AbstractContextManager[Server]:
     """Start Triton's own HTTP endpoint, with only the model `mean`."""
-    [port] = PORTS.pick(1)
+    port = PORTS.pick()
     command = [
         str(tritonserver.binary()),
         f"--model-repository={repository}",
@@ -242,39 +208,21 @@ def _triton(name: str, root: Path, repository: Path, scratch: Path) -> Iterator[
         f"--http-port={port}",
     ]
     variables = tritonserver.environment(os.environ)
-    with _started(
-        name, "triton", port, command, root, variables, scratch, ready="/v2/health/ready"
-    ) as server:
-        yield server
+    return _started(name, "triton", port, command, root, variables, scratch, "/v2/health/ready")
 
 
-@contextmanager
-def _peer(name: str, root: Path, repository: Path, scratch: Path) -> Iterator[Server]:
-    [port] = PORTS.pick(1)
-    module = f"bench.peers.{name}_server"
-    python = str(environment(name))
-    command = [python, "-m", module]
+def _peer(name: str, root: Path, repository: Path, scratch: Path) -> AbstractContextManager[Server]:
+    port = PORTS.pick()
     if name == "bentoml":
-        command = [
-            python,
-            "-m",
-            "bentoml",
-            "serve",
-            f"{module}:Models",
-            "--port",
-            str(port),
-            "--host",
-            "127.0.0.1",
-        ]
-    variables = {
-        "BENCH_PORT": str(port),
-        "BENCH_REPOSITORY": str(repository),
-        "BENCH_MODELS": "efficientnet,yolov4_tiny,bert",
-        "BENTOML_DO_NOT_TRACK": "True",
-    }
-    ready = "/readyz" if name == "bentoml" else "/health"
-    with _started(name, "base64", port, command, root, variables, scratch, ready) as server:
-        yield server
+        service = "bench.peers.bentoml_server:Models"
+        arguments = f"bentoml serve {service} --host 127.0.0.1 --port {port}"
+        ready = "/readyz"
+    else:
+        arguments = f"bench.peers.litserve_server {port}"
+        ready = "/health"
+    command = [str(environment(name)), "-m", *arguments.split()]
+    variables = {"BENCH_REPOSITORY": str(repository), "BENTOML_DO_NOT_TRACK": "True"}
+    return _started(name, "base64", port, command, root, variables, scratch, ready)
 
 
 def environment(peer: str) -> Path:
@@ -282,7 +230,8 @@ def environment(peer: str) -> Path:
     first call."""
     folder = CACHE / peer
     lock = ROOT / "bench" / "peers" / f"{peer}.lock"
-    python, installed = folder / "bin" / "python", folder / "installed"
+    python = folder / "bin" / "python"
+    installed = folder / "installed"
     if not installed.is_file() or installed.read_bytes() != lock.read_bytes():
         subprocess.run([sys.executable, "-m", "venv", "--clear", str(folder)], check=True)
         subprocess.run([str(python), "-m", "pip", "install", "-q", "-r", str(lock)], check=True)
@@ -299,38 +248,31 @@ def _started(
     root: Path,
     own: dict[str, str],
     scratch: Path,
-    ready: str = "/ping",
+    ready: str,
 ) -> Iterator[Server]:
     scratch.mkdir(parents=True, exist_ok=True)
     log = scratch / f"{form}.log"
     environ = os.environ | {"OMP_NUM_THREADS": "2", "PYTHONPATH": str(root)} | own
     with log.open("wb") as output:
-        process = subprocess.Popen(command, cwd=root, env=environ, stdout=output, stderr=output)
+        process = psutil.Popen(command, cwd=root, env=environ, stdout=output, stderr=output)
     try:
         deadline = time.monotonic() + START_SECONDS
-        while not _answers(f"http://127.0.0.1:{port}{ready}"):
+        while not _answers(port, ready):
             if process.poll() is not None or time.monotonic() > deadline:
                 raise NotStarted(
                     f"{name} does not start:\n{log.read_text(errors='replace')[-3000:]}"
                 )
             time.sleep(0.1)
-        yield Server(name, form, port, [psutil.Process(process.pid)])
+        yield Server(name, form, port, [process])
     finally:
-        children = (
-            psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
-        )
-        process.terminate()
-        try:
-            process.wait(STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            process.kill()
-        for child in psutil.wait_procs(children, timeout=5)[1]:
-            child.kill()
+        with suppress(psutil.NoSuchProcess):
+            family = [process, *process.children(recursive=True)]
+            process.terminate()
+            for each in psutil.wait_procs(family, STOP_SECONDS)[1]:
+                each.kill()
 
 
-def _answers(url: str) -> bool:
-    try:
-        with urllib.request.urlopen(url, timeout=3) as reply:
-            return bool(reply.status == 200)
-    except OSError:
-        return False
+def _answers(port: int, path: str) -> bool:
+    with suppress(OSError):
+        return ask(("127.0.0.1", port), path, timeout=3)[0] == HTTPStatus.OK
+    return False

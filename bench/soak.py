@@ -8,17 +8,16 @@ import argparse
 import itertools
 import statistics
 import tempfile
-import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 
 import requests
 
 from tests.support.archives import Loader, Usage, make_archive, usage
 from tests.support.harness import ROOT, Server, link_model
-from tests.support.load import Threads
 
 SHARE = 0.7  # the load, as a share of the maximum rate
 ARCHIVES = 8
@@ -37,52 +36,49 @@ MEGABYTE = 2**20
 REPOSITORY = ROOT / "model_repository"
 
 
-class Steady(Threads):
-    """Callers that send `rate` requests a second in total, or as many as they can if it is 0."""
+def steady(loader: Loader, seconds: float, rate: float = 0.0) -> Counter[str]:
+    """Call `rate` times a second, or as often as possible if it is 0. Return how often each verdict
+    was given."""
+    numbers = itertools.count()
+    begun = time.monotonic()
 
-    callers = CALLERS
+    def call(_: int) -> Counter[str]:
+        verdicts: Counter[str] = Counter()
+        while (passed := time.monotonic() - begun) < seconds:
+            number = next(numbers)
+            if rate:
+                time.sleep(max(0.0, number / rate - passed))
+            verdicts[verdict(loader, number)] += 1
+        return verdicts
 
-    def __init__(self, loader: Loader, rate: float = 0.0) -> None:
-        self.loader, self.rate = loader, rate
-        self.verdicts: Counter[str] = Counter()
-        self._numbers = itertools.count()
+    with ThreadPoolExecutor(CALLERS) as callers:
+        return sum(callers.map(call, range(CALLERS)), Counter())
 
-    def run(self, seconds: float) -> float:
-        """Run for `seconds`, and return the number of answers per second."""
-        with self:
-            self._stop.wait(seconds)
-        return sum(self.verdicts.values()) / seconds
 
-    def _call(self, _: int) -> None:
-        begun = time.monotonic()
-        while not self._stop.is_set():
-            number = next(self._numbers)
-            if self.rate:
-                due = begun + number / self.rate
-                self._stop.wait(max(0.0, due - time.monotonic()))
-            self.verdicts[self._verdict(number)] += 1
+def verdict(loader: Loader, number: int) -> str:
+    """Call an archive or a bundled model. Return "right", or what is wrong."""
+    model = number % KINDS
+    x = float(number % 1000)
+    try:
+        if model < LOADED:
+            reply = loader.invoke(model + 1, x)
+            right = f'"data":[{(model + 1) * x}]'
+        else:
+            reply, right = ask_bundled(loader, list(BUNDLED)[model - LOADED])
+    except requests.RequestException as err:
+        return type(err).__name__
+    if reply.status_code != 200:
+        return f"{reply.status_code} {reply.json()['code']}"
+    return "right" if right in reply.text else "wrong"
 
-    def _verdict(self, number: int) -> str:
-        model, x = number % KINDS, float(number % 1000)
-        try:
-            if model < LOADED:
-                reply = self.loader.invoke(model + 1, x)
-                right = f'"data":[{(model + 1) * x}]'
-            else:
-                reply, right = self._ask_bundled(list(BUNDLED)[model - LOADED])
-        except requests.RequestException as err:
-            return type(err).__name__
-        if reply.status_code != 200:
-            return f"{reply.status_code} {reply.json()['code']}"
-        return "right" if right in reply.text else "wrong"
 
-    def _ask_bundled(self, name: str) -> tuple[requests.Response, str]:
-        """Send a bundled model its example. Return the reply and a part of the right answer."""
-        media_type, right = BUNDLED[name]
-        example = next((REPOSITORY / name).glob("example.*"))
-        headers = {"Content-Type": media_type}
-        url = f"{self.loader.url}/models/{name}/invoke"
-        return requests.post(url, data=example.read_bytes(), headers=headers, timeout=60), right
+def ask_bundled(loader: Loader, name: str) -> tuple[requests.Response, str]:
+    """Send a bundled model its example. Return the reply and a part of the right answer."""
+    media_type, right = BUNDLED[name]
+    example = next((REPOSITORY / name).glob("example.*"))
+    headers = {"Content-Type": media_type}
+    url = f"{loader.url}/models/{name}/invoke"
+    return requests.post(url, data=example.read_bytes(), headers=headers, timeout=60), right
 
 
 def soak(server: Server, loader: Loader, minutes: float) -> str:
@@ -94,13 +90,12 @@ def soak(server: Server, loader: Loader, minutes: float) -> str:
         link_model(REPOSITORY / name, folder)
         document = {"model_name": name, "url": str(folder)}
         requests.post(f"{loader.url}/models", json=document, timeout=60).raise_for_status()
-    most = Steady(loader).run(10)
-    load = Steady(loader, SHARE * most)
-    thread = threading.Thread(target=load.run, args=(60 * minutes,))
-    thread.start()
-    samples = list(measure(server, loader, thread))
+    most = steady(loader, 10).total() / 10
+    with ThreadPoolExecutor() as background:
+        load = background.submit(steady, loader, 60 * minutes, SHARE * most)
+        samples = list(measure(server, loader, load))
     kept = [sample for sample in samples if sample[0] >= WARM * minutes]
-    seen = ", ".join(f"{count} × {verdict}" for verdict, count in load.verdicts.most_common())
+    seen = ", ".join(f"{count} × {name}" for name, count in load.result().most_common())
     return (
         f"{minutes:g} minutes at {SHARE:.0%} of {most:.0f} answers per second, the bundled "
         f"models and {LOADED} archives called and one more loaded or unloaded every minute: "
@@ -109,18 +104,19 @@ def soak(server: Server, loader: Loader, minutes: float) -> str:
 
 
 def measure(
-    server: Server, loader: Loader, load: threading.Thread
+    server: Server, loader: Loader, load: Future[Counter[str]]
 ) -> Iterator[tuple[float, Usage]]:
     """Every minute, load or unload one archive that is not called. While it is unloaded, yield the
     minutes passed and the usage."""
-    begun, changes = time.monotonic(), 0
-    while load.is_alive():
-        load.join(SAMPLE_SECONDS)
+    begun = time.monotonic()
+    changes = 0
+    while not load.done():
+        wait([load], SAMPLE_SECONDS)
         passed = (time.monotonic() - begun) / 60
         if passed > changes + 1:
             changes += 1
             (loader.load if changes % 2 else loader.unload)(ARCHIVES)
-        elif changes % 2 == 0 and load.is_alive():
+        elif changes % 2 == 0 and not load.done():
             yield passed, usage(server.process.pid, server.run_dir)
 
 

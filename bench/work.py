@@ -12,7 +12,9 @@ import onnxruntime
 import tokenizers
 
 Array = np.ndarray[Any, Any]
-CONFIDENCE, OVERLAP = 0.40, 0.45  # thresholds from YOLOv4-tiny's publisher
+# thresholds from YOLOv4-tiny's publisher
+CONFIDENCE = 0.40
+OVERLAP = 0.45
 
 
 class Model:
@@ -25,7 +27,8 @@ class Model:
         """Create the network's session, whose runs use this many `threads`, which do not spin while
         they wait."""
         options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
+        options.intra_op_num_threads = threads
+        options.inter_op_num_threads = 1
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         return onnxruntime.InferenceSession(str(next(self.folder.glob("*/model.onnx"))), options)
 
@@ -54,7 +57,8 @@ class Photo(Model):
         image = _photo(body)
         height, width = image.shape[:2]
         side = round(min(height, width) * 0.875)
-        top, left = (height - side) // 2, (width - side) // 2
+        top = (height - side) // 2
+        left = (width - side) // 2
         square = image[top : top + side, left : left + side]
         crop = cv2.resize(square, (224, 224), interpolation=cv2.INTER_CUBIC)
         return {"images": np.ascontiguousarray(crop.transpose(2, 0, 1)[None])}
@@ -77,7 +81,8 @@ class Boxes(Model):
         resized = cv2.resize(image, None, fx=ratio, fy=ratio, interpolation=cv2.INTER_LINEAR)
         padded = np.full((416, 416, 3), 114, np.uint8)
         height, width = resized.shape[:2]
-        top, left = (416 - height) // 2, (416 - width) // 2
+        top = (416 - height) // 2
+        left = (416 - width) // 2
         padded[top : top + height, left : left + width] = resized
         return {"images": np.ascontiguousarray(padded.transpose(2, 0, 1)[None])}
 
@@ -85,7 +90,8 @@ class Boxes(Model):
         rows = outputs["output0"][0]
         merits = rows[:, 4:5] * rows[:, 5:]
         kept = merits.max(1) > CONFIDENCE
-        rows, merits = rows[kept], merits[kept]
+        rows = rows[kept]
+        merits = merits[kept]
         classes = merits.argmax(1).tolist()
         scores = merits.max(1).tolist()
         sides = rows[:, 2:4]
@@ -135,12 +141,8 @@ class Floats(Model):
         return outputs["y"].ravel().tolist()
 
 
-KINDS: dict[str, type[Model]] = {
-    "efficientnet": Photo,
-    "yolov4_tiny": Boxes,
-    "bert": Sentence,
-    "mean": Floats,
-}
+BUNDLED: dict[str, type[Model]] = {"efficientnet": Photo, "yolov4_tiny": Boxes, "bert": Sentence}
+KINDS: dict[str, type[Model]] = {**BUNDLED, "mean": Floats}
 
 
 def predict(model: Model, session: onnxruntime.InferenceSession, body: bytes) -> Any:

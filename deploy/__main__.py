@@ -1,8 +1,110 @@
-"""Run `python -m deploy COMMAND`; `python -m deploy --help` lists the commands."""
+"""Runs `python -m deploy COMMAND`; `python -m deploy --help` lists the commands."""
 
+import argparse
+import os
 import sys
+from collections.abc import Callable, Sequence
+from typing import Any
 
-from deploy.commandline import main
+import boto3
+from botocore.exceptions import BotoCoreError, ClientError
+
+from deploy import autoscale, config
+from deploy.aws import Aws
+from deploy.endpoint import create, delete, require, status, update
+from deploy.errors import DeployError, UsageError, explain
+from deploy.invoke import invoke
+from deploy.options import Common, Create, Delete, Endpoint, Invoke, Push, Scale, add_flags
+from deploy.push import push
+from deploy.stack import say
+
+SIMULATED_REGION = "us-east-1"  # used with --endpoint-url if no region is set
+POLL = 10.0  # seconds between checks of an endpoint
+
+
+def scale(options: Scale, aws: Aws) -> None:
+    """Register the endpoint's variant and its scaling policy, or remove both."""
+    require(options, aws)
+    if options.remove:
+        was_scaled = autoscale.remove(aws, options.name)
+        aws.report("scaling removed" if was_scaled else "the endpoint was not scaled")
+        return
+    metric = autoscale.CONCURRENCY if options.concurrency else autoscale.INVOCATIONS
+    policy = autoscale.policy(options.name, metric, options.concurrency or options.invocations)
+    bounds = {
+        **autoscale.variant(options.name),
+        "MinCapacity": options.min,
+        "MaxCapacity": options.max,
+    }
+    bounds = config.request(aws, options.config, "RegisterScalableTarget", bounds)
+    policy = config.request(aws, options.config, "PutScalingPolicy", policy)
+    aws.write(autoscale.SERVICE, "RegisterScalableTarget", bounds)
+    aws.write(autoscale.SERVICE, "PutScalingPolicy", policy)
+    aws.report(f"the endpoint '{options.name}' scales with its load")
+
+
+# the options, the function and the help of each command
+COMMANDS: dict[str, tuple[type[Common], Callable[[Any, Aws], None], str]] = {
+    "push": (Push, push, "push the image to ECR"),
+    "create": (Create, create, "create the model, the endpoint configuration and the endpoint"),
+    "update": (Endpoint, update, "change image, models or settings by a blue/green deployment"),
+    "autoscale": (Scale, scale, "scale the number of instances with the load"),
+    "invoke": (Invoke, invoke, "send a file, a text or JSON to the endpoint"),
+    "status": (Common, status, "print the endpoint's state and what runs on it"),
+    "delete": (Delete, delete, "delete everything that was created, after asking"),
+}
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m deploy", description="Run the image on Amazon SageMaker."
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, (kind, _, text) in COMMANDS.items():
+        add_flags(commands.add_parser(name, help=text, description=text), kind)
+    return parser
+
+
+def main(
+    words: Sequence[str], session: Callable[..., boto3.Session] = boto3.Session, poll: float = POLL
+) -> int:
+    """Run a command. Return the exit code: 0, 1 if it failed, 2 if the options are invalid, or 130
+    if it was interrupted."""
+    given = vars(build_parser().parse_args(words))
+    command = given.pop("command")
+    kind, run, _ = COMMANDS[command]
+    options = kind(**given)
+    if options.dry_run:
+        say("dry run: calls that would write are only printed")
+    try:
+        run(options, _aws(options, session(profile_name=options.profile), poll))
+    except KeyboardInterrupt:
+        say("interrupted; AWS continues what it has begun")
+        return 130
+    except BrokenPipeError:
+        # otherwise Python's flush at exit would fail too
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except (DeployError, ClientError, BotoCoreError) as err:
+        text = str(err) if isinstance(err, DeployError) else explain(err)
+        say(f"python -m deploy {command}: {text}")
+        return 2 if isinstance(err, UsageError) else 1
+    return 0
+
+
+def _aws(options: Common, session: boto3.Session, poll: float) -> Aws:
+    url = options.endpoint_url if isinstance(options, Invoke) else None
+    region = (
+        options.region
+        or os.environ.get("AWS_REGION")
+        or session.region_name
+        or (url and SIMULATED_REGION)
+    )
+    if not region:
+        raise UsageError("no AWS region is set: give --region, or set AWS_REGION")
+    return Aws(session, region, dry_run=options.dry_run, runtime_url=url, poll=poll)
+
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

@@ -12,31 +12,39 @@ CONCURRENCY = "SageMakerVariantConcurrentRequestsPerModelHighResolution"
 
 def variant(name: str) -> Reply:
     """Return the fields that identify the endpoint's variant for Application Auto Scaling."""
-    resource = f"endpoint/{name}/variant/AllTraffic"
-    return {"ServiceNamespace": "sagemaker", "ResourceId": resource, "ScalableDimension": DIMENSION}
+    return {
+        "ServiceNamespace": "sagemaker",
+        "ResourceId": f"endpoint/{name}/variant/AllTraffic",
+        "ScalableDimension": DIMENSION,
+    }
 
 
 def policy(name: str, metric: str, value: float) -> Reply:
     """Return the parameters of PutScalingPolicy. The policy's name does not depend on the metric,
     so a new policy replaces the old one."""
-    tracked = {
-        "TargetValue": value,
-        "PredefinedMetricSpecification": {"PredefinedMetricType": metric},
-    }
-    cooldown = {"ScaleInCooldown": 600, "ScaleOutCooldown": 300}
     return {
         **variant(name),
         "PolicyName": f"{name}-target-tracking",
         "PolicyType": "TargetTrackingScaling",
-        "TargetTrackingScalingPolicyConfiguration": {**tracked, **cooldown},
+        "TargetTrackingScalingPolicyConfiguration": {
+            "TargetValue": value,
+            "PredefinedMetricSpecification": {"PredefinedMetricType": metric},
+            "ScaleInCooldown": 600,
+            "ScaleOutCooldown": 300,
+        },
     }
 
 
 def targets(aws: Aws, name: str) -> list[Any]:
     """Return the variant's scalable target in a list, or an empty list if the variant is not
     scaled."""
-    query = {"ServiceNamespace": "sagemaker", "ResourceIds": [variant(name)["ResourceId"]]}
-    return aws.list(SERVICE, "DescribeScalableTargets", "ScalableTargets", **query)
+    return aws.list(
+        SERVICE,
+        "DescribeScalableTargets",
+        "ScalableTargets",
+        ServiceNamespace="sagemaker",
+        ResourceIds=[variant(name)["ResourceId"]],
+    )
 
 
 def remove(aws: Aws, name: str) -> bool:

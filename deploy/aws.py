@@ -65,11 +65,10 @@ class Aws:
 
     def write(self, service: str, operation: str, parameters: Reply) -> Reply:
         """Make a call that changes something. A dry run prints it and returns an empty reply."""
-        self.check(service, operation, parameters)
         if not self.dry_run:
             return self.read(service, operation, **parameters)
-        shown = {"service": service, "operation": operation, "parameters": printable(parameters)}
-        print(json.dumps(shown, indent=2, ensure_ascii=False), flush=True)
+        call = {"service": service, "operation": operation, "parameters": printable(parameters)}
+        print(json.dumps(call, indent=2, ensure_ascii=False), flush=True)
         return {}
 
     def remove(self, service: str, operation: str, **parameters: Any) -> None:

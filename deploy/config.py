@@ -52,28 +52,25 @@ def read(path: str) -> dict[str, Any]:
     try:
         data = Path(path).read_bytes()
         if len(data) > MAX_BYTES:
-            raise argparse.ArgumentTypeError(
-                f"{path} has {len(data)} bytes, at most {MAX_BYTES} are read"
-            )
+            raise ValueError(f"it has {len(data)} bytes, at most {MAX_BYTES} are read")
         document = json.loads(data) if path.endswith(".json") else yaml.load(data, Loader)
+        if not isinstance(document, dict):
+            raise ValueError("it must be an object")
+        for operation, part in document.items():
+            _check(operation, part)
     except (OSError, ValueError, yaml.YAMLError, RecursionError) as err:
         raise argparse.ArgumentTypeError(f"{path} cannot be read: {err}") from None
-    if not isinstance(document, dict) or not all(
-        isinstance(part, dict) for part in document.values()
-    ):
-        raise argparse.ArgumentTypeError(
-            f"{path} must hold an object for each operation, such as CreateModel: {{…}}"
-        )
-    for operation, part in document.items():
-        if operation not in SERVICES:
-            raise argparse.ArgumentTypeError(
-                f"{path}: '{operation}' is not one of {', '.join(SERVICES)}"
-            )
-        if fixed := NAMES & part.keys():
-            raise argparse.ArgumentTypeError(
-                f"{path}: {operation}.{min(fixed)} follows from --name"
-            )
     return document
+
+
+def _check(operation: str, part: Any) -> None:
+    """Raise ValueError if `part` is not a part of a request of the operation."""
+    if operation not in SERVICES:
+        raise ValueError(f"'{operation}' is not one of {', '.join(SERVICES)}")
+    if not isinstance(part, dict):
+        raise ValueError(f"{operation} must be an object")
+    if fixed := NAMES & part.keys():
+        raise ValueError(f"{operation}.{min(fixed)} follows from --name")
 
 
 def request(aws: Aws, config: Mapping[str, Any], operation: str, parameters: Reply) -> Reply:
@@ -94,17 +91,13 @@ def merge(base: Any, patch: Any, depth: int = 0) -> Any:
     if depth > MAX_DEPTH:
         raise UsageError(f"--config: more than {MAX_DEPTH} levels in each other")
     if isinstance(patch, dict):
-        there = base if isinstance(base, dict) else {}
-        changed = {
-            key: merge(there.get(key), value, depth + 1)
-            for key, value in patch.items()
-            if value is not None
-        }
-        return {
-            key: value
-            for key, value in (there | changed).items()
-            if key not in patch or patch[key] is not None
-        }
+        merged = dict(base) if isinstance(base, dict) else {}
+        for key, value in patch.items():
+            if value is None:
+                merged.pop(key, None)
+            else:
+                merged[key] = merge(merged.get(key), value, depth + 1)
+        return merged
     if _of_objects(patch):
         objects = base if _of_objects(base) else []
         pairs: Iterable[tuple[Any, Any]] = zip_longest(objects, patch, fillvalue={})
@@ -114,18 +107,3 @@ def merge(base: Any, patch: Any, depth: int = 0) -> Any:
 
 def _of_objects(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(each, dict) for each in value)
-
-
-def accepted(shape: Any, described: Any) -> Any:
-    """Return the fields of a Describe operation's reply that the Create operation with this `shape`
-    accepts, without empty values."""
-    if shape.type_name == "structure":
-        known = {
-            key: value
-            for key, value in described.items()
-            if key in shape.members and value not in ({}, [], None)
-        }
-        return {key: accepted(shape.members[key], value) for key, value in known.items()}
-    if shape.type_name == "list":
-        return [accepted(shape.member, each) for each in described]
-    return described

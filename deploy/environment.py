@@ -18,7 +18,7 @@ def parse(pairs: Sequence[str]) -> dict[str, str]:
     for text in pairs:
         if not re.match(r"[A-Za-z_][A-Za-z0-9_]*=", text):
             raise UsageError(f"--env takes KEY=VALUE, got '{text.partition('=')[0]}'")
-    return {name: value for name, _, value in (text.partition("=") for text in pairs)}
+    return dict(text.split("=", 1) for text in pairs)
 
 
 def check(environment: Mapping[str, str], multi_model: bool) -> list[str]:

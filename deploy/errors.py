@@ -19,7 +19,8 @@ ABSENT_CODES = {
 ADVICE = (  # pattern of an error's code, and what to do
     (r"AccessDenied", POLICY),
     (
-        r"ExpiredToken|InvalidClientToken|InvalidSignature|SignatureDoesNotMatch|UnrecognizedClient",
+        r"ExpiredToken|InvalidClientToken|InvalidSignature|SignatureDoesNotMatch|"
+        r"UnrecognizedClient",
         LOGIN,
     ),
     (r"Throttling", "AWS limits the rate of calls: try again in a minute"),

@@ -1,6 +1,5 @@
 """The command `invoke` sends one request to the endpoint, and prints the reply or saves it."""
 
-import codecs
 import mimetypes
 import sys
 
@@ -23,21 +22,17 @@ def invoke(options: Invoke, aws: Aws) -> None:
     """Send the request that the options describe, and print the reply or write it to --output."""
     body, content_type = _body(options)
     picture = PICTURES.get(options.output.suffix.lower(), "") if options.output else ""
-    optional = {
-        "CustomAttributes": _attributes(options),
-        "Accept": options.accept or picture or ("text/event-stream" if options.stream else ""),
-        "TargetModel": options.target_model,
-    }
-    present = {key: value for key, value in optional.items() if value}
     parameters = {
         "EndpointName": options.name,
         "Body": body,
         "ContentType": options.content_type or content_type,
+        "CustomAttributes": _attributes(options),
+        "Accept": options.accept or picture or ("text/event-stream" if options.stream else ""),
+        "TargetModel": options.target_model,
     }
+    given = {key: value for key, value in parameters.items() if value not in (None, "")}
     operation = "InvokeEndpointWithResponseStream" if options.stream else "InvokeEndpoint"
-    reply = aws.write(
-        RUNTIME, operation, request(aws, options.config, operation, {**parameters, **present})
-    )
+    reply = aws.write(RUNTIME, operation, request(aws, options.config, operation, given))
     if aws.dry_run:
         return
     if options.stream:
@@ -69,22 +64,18 @@ def _attributes(options: Invoke) -> str:
     for text in options.parameter:
         if "=" not in text or ";" in text:
             raise UsageError(f"--parameter takes NAME=VALUE without a semicolon, got '{text}'")
-    pairs = list(options.parameter)
-    if options.version:
-        pairs.insert(0, f"model_version={options.version}")
-    if options.model:
-        pairs.insert(0, f"model_name={options.model}")
-    return ";".join(pairs)
+    named = {"model_name": options.model, "model_version": options.version}
+    pairs = [f"{name}={value}" for name, value in named.items() if value]
+    return ";".join([*pairs, *options.parameter])
 
 
 def _print_stream(reply: Reply) -> None:
     """Print the parts of the reply as they arrive. Raise botocore's EventStreamError if the
     container breaks off the stream."""
-    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
     for event in reply["Body"]:
         if "PayloadPart" in event:
-            sys.stdout.write(decoder.decode(event["PayloadPart"]["Bytes"]))
-            sys.stdout.flush()
+            sys.stdout.buffer.write(event["PayloadPart"]["Bytes"])
+            sys.stdout.buffer.flush()
 
 
 def _show(options: Invoke, reply: Reply) -> None:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from deploy import config
 
@@ -152,9 +152,6 @@ class Delete(Common):
     yes: bool = option(False, "do not ask", action="store_true")
 
 
-Options = TypeVar("Options", bound=Common)
-
-
 def add_flags(parser: argparse.ArgumentParser, kind: type[Common]) -> None:
     """Add a flag for each field. If the flag is not given, the field keeps its default."""
     for each in fields(kind):
@@ -162,10 +159,3 @@ def add_flags(parser: argparse.ArgumentParser, kind: type[Common]) -> None:
         if words:
             flag = words.pop("flag", f"--{each.name.replace('_', '-')}")
             parser.add_argument(flag, default=argparse.SUPPRESS, **words)
-
-
-def options_of(kind: type[Options], parsed: argparse.Namespace) -> Options:
-    """Return the parsed options as an instance of `kind`."""
-    values = vars(parsed)
-    names = [each.name for each in fields(kind)]
-    return kind(**{name: values[name] for name in names if name in values})

@@ -38,11 +38,10 @@ def _ensure_repository(options: Push, aws: Aws) -> None:
     if aws.find("ecr", "DescribeRepositories", repositoryNames=[name]):
         return
     say(f"creating ECR repository {name}")
-    tags = [{"Key": "created-by", "Value": PROJECT}]
     parameters = {
         "repositoryName": name,
         "imageScanningConfiguration": {"scanOnPush": True},
-        "tags": tags,
+        "tags": [{"Key": "created-by", "Value": PROJECT}],
     }
     aws.write(
         "ecr", "CreateRepository", request(aws, options.config, "CreateRepository", parameters)

@@ -8,7 +8,7 @@ from typing import Any
 
 from deploy import environment
 from deploy.aws import Aws, Reply
-from deploy.config import accepted, request
+from deploy.config import request
 from deploy.errors import DeployError, UsageError
 from deploy.options import PROJECT, Endpoint
 from deploy.stack import git_version, say, tagged
@@ -87,13 +87,20 @@ def endpoint_config(options: Endpoint, aws: Aws, base: Reply, model: str) -> Rep
 
 
 def kept(aws: Aws, operation: str, described: Reply) -> Reply:
-    """Return the request that would recreate a described resource, without its name and tags."""
-    parameters: Reply = accepted(aws.input_shape("sagemaker", operation), described)
+    """Return the request that would recreate a described resource, without its name and tags. Their
+    fields have the same shapes (botocore), so only fields of the resource itself are left out."""
+    name = f"{operation.removeprefix('Create')}Name"
+    known = aws.input_shape("sagemaker", operation).members.keys() - {name, "Tags"}
+    parameters = {
+        key: value
+        for key, value in described.items()
+        if key in known and value not in ({}, [], None)
+    }
     container = parameters.get("PrimaryContainer", {})
     # AWS describes an archive in two fields, but accepts only one of them
     if "ModelDataUrl" in container:
         container.pop("ModelDataSource", None)
-    return untagged(parameters, f"{operation.removeprefix('Create')}Name")
+    return parameters
 
 
 def model_name(config: Reply) -> str:
@@ -132,15 +139,20 @@ def _data(url: str) -> dict[str, Any]:
             f"--model-data '{url}' must be s3://BUCKET/KEY.tar.gz, or s3://BUCKET/PREFIX/ "
             "with a final /"
         )
-    source = {"S3Uri": url, "S3DataType": "S3Prefix", "CompressionType": "None"}
-    return {"ModelDataSource": {"S3DataSource": source}}
+    return {
+        "ModelDataSource": {
+            "S3DataSource": {"S3Uri": url, "S3DataType": "S3Prefix", "CompressionType": "None"}
+        }
+    }
 
 
 def _default_image(aws: Aws) -> str:
     reply = aws.find("ecr", "DescribeRepositories", repositoryNames=[PROJECT])
     if not reply:
-        reason = f"ECR has no repository '{PROJECT}' in {aws.region}"
-        return _missing(aws, f"{reason}: run 'push' first, or give --image", "IMAGE")
+        reason = (
+            f"ECR has no repository '{PROJECT}' in {aws.region}: run 'push' first, or give --image"
+        )
+        return _missing(aws, reason, "IMAGE")
     return f"{reply['repositories'][0]['repositoryUri']}:{git_version()}"
 
 
@@ -149,10 +161,11 @@ def _role_arn(aws: Aws, role: str) -> str:
         return role
     reply = aws.find("iam", "GetRole", RoleName=role)
     if not reply:
-        remedy = "docs/deploy.md says how to create it; --role chooses another"
-        return _missing(
-            aws, f"there is no role '{role}': {remedy}", f"arn:aws:iam::ACCOUNT:role/{role}"
+        reason = (
+            f"there is no role '{role}': docs/deploy.md says how to create it; --role chooses "
+            "another"
         )
+        return _missing(aws, reason, f"arn:aws:iam::ACCOUNT:role/{role}")
     return str(reply["Role"]["Arn"])
 
 

@@ -20,11 +20,13 @@ def say(text: str) -> None:
 def git_version() -> str:
     """Return the checkout's version according to git describe. Raise DeployError if there is
     none."""
-    command = ["git", "describe", "--tags", "--always", "--dirty"]
-    folder = Path(__file__).parent
     try:
         return subprocess.run(
-            command, cwd=folder, capture_output=True, text=True, check=True
+            ["git", "describe", "--tags", "--always", "--dirty"],
+            cwd=Path(__file__).parent,
+            capture_output=True,
+            text=True,
+            check=True,
         ).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         raise DeployError(
@@ -55,11 +57,15 @@ def is_ours(options: Common, aws: Aws, arn: str) -> bool:
 
 def owned(options: Common, aws: Aws, kind: str) -> list[str]:
     """Return the names of the stack's resources of this kind."""
-    resources = aws.list("sagemaker", f"List{kind}s", f"{kind}s", NameContains=options.name)
-    # check the names first, to avoid reading the tags of every resource
+    name = f"{kind}Name"
     ours = re.compile(re.escape(options.name) + "(-[0-9a-f]{8})?")
-    mine = [each for each in resources if ours.fullmatch(each[f"{kind}Name"])]
-    return [each[f"{kind}Name"] for each in mine if is_ours(options, aws, each[f"{kind}Arn"])]
+    resources = aws.list("sagemaker", f"List{kind}s", f"{kind}s", NameContains=options.name)
+    return [
+        each[name]
+        for each in resources
+        # check the name first, to avoid reading the tags of every resource
+        if ours.fullmatch(each[name]) and is_ours(options, aws, each[f"{kind}Arn"])
+    ]
 
 
 def ensure(aws: Aws, kind: str, parameters: Reply) -> None:

@@ -10,7 +10,8 @@ import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
-SOURCE, CHANGES = Path("serving/__init__.py"), Path("CHANGELOG.md")
+SOURCE = Path("serving/__init__.py")
+CHANGES = Path("CHANGELOG.md")
 LINE = re.compile(r'^VERSION = "(\d+\.\d+\.\d+)"', re.MULTILINE)
 UNRELEASED = "## [Unreleased]\n"
 
@@ -22,10 +23,8 @@ class ReleaseError(Exception):
 def release(version: str, root: Path) -> str:
     """Commit and tag the release, and return the tag. If `check` raises ReleaseError, nothing is
     changed."""
-    source, changes = (
-        (root / SOURCE).read_text(encoding="utf-8"),
-        (root / CHANGES).read_text(encoding="utf-8"),
-    )
+    source = (root / SOURCE).read_text(encoding="utf-8")
+    changes = (root / CHANGES).read_text(encoding="utf-8")
     check(version, source, changes, root)
     day = datetime.now(UTC).strftime("%Y-%m-%d")
     (root / SOURCE).write_text(LINE.sub(f'VERSION = "{version}"', source), encoding="utf-8")

@@ -5,7 +5,6 @@ import os
 import signal
 import sys
 import tempfile
-import threading
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -20,7 +19,6 @@ from simulate.rules import RULES, Journal, with_limits
 
 SERVE = Path(__file__).resolve().parents[1] / "serve"
 HOST = "127.0.0.1"
-TICK = 0.2
 # exit codes
 FAILED = 1
 RULE_BROKEN = 3
@@ -33,41 +31,27 @@ def parser() -> argparse.ArgumentParser:
         "boto3.",
         epilog="rules: " + ", ".join(RULES),
     )
-    _add_container(parser)
-    _add_model(parser)
-    _add_instance(parser)
-    _add_api(parser)
-    _add_rules(parser)
-    return parser
-
-
-def _add_container(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
+    add = parser.add_argument
+    data = parser.add_mutually_exclusive_group()
+    add(
         "--image",
         default="",
         help="an image, run with podman or docker; default: ./serve as a plain process",
     )
-    parser.add_argument(
+    add(
         "--serve",
         type=Path,
         default=SERVE,
         metavar="PROGRAM",
         help="the program to run as a plain process",
     )
-
-
-def _add_model(parser: argparse.ArgumentParser) -> None:
-    data = parser.add_mutually_exclusive_group()
     data.add_argument(
         "--model-data", type=existing, metavar="FOLDER|TAR", help="becomes /opt/ml/model"
     )
     data.add_argument(
         "--models", type=existing, metavar="FOLDER", help="multi-model: its .tar.gz files"
     )
-
-
-def _add_instance(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
+    add(
         "--env",
         type=pair,
         action="append",
@@ -75,17 +59,14 @@ def _add_instance(parser: argparse.ArgumentParser) -> None:
         metavar="NAME=VALUE",
         help="for the container; repeatable",
     )
-    parser.add_argument(
+    add(
         "--memory",
         type=size,
         default=memory_limit(),
         metavar="4g",
         help="memory of the instance in GB",
     )
-
-
-def _add_api(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
+    add(
         "--port",
         type=int,
         choices=range(65536),
@@ -93,16 +74,13 @@ def _add_api(parser: argparse.ArgumentParser) -> None:
         metavar="PORT",
         help="0 chooses a free one",
     )
-    parser.add_argument(
+    add(
         "--s3",
         type=Path,
         metavar="FOLDER",
         help="stands for S3: s3://BUCKET/KEY is FOLDER/BUCKET/KEY",
     )
-
-
-def _add_rules(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
+    add(
         "--limit",
         type=limit,
         action="append",
@@ -110,7 +88,8 @@ def _add_rules(parser: argparse.ArgumentParser) -> None:
         metavar="RULE=NUMBER",
         help="change a limit; repeatable",
     )
-    parser.add_argument("--strict", action="store_true", help="exit code 3 if a rule was broken")
+    add("--strict", action="store_true", help="exit code 3 if a rule was broken")
+    return parser
 
 
 def existing(text: str) -> Path:
@@ -161,23 +140,20 @@ def run(options: argparse.Namespace, journal: Journal, folder: Path) -> int:
     journal.say(f"runs {options.image or options.serve}")
     endpoint = Endpoint(launch, options.models, journal)
     queue = Queue(endpoint, options.s3 or folder / "s3")
-    stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stop.set())
+        signal.signal(number, lambda *_: endpoint.ask_to_stop())
     with ExitStack() as stack:
         stack.callback(queue.close)
         server = _listen(options.port, Api(endpoint, queue))
         stack.callback(server.close)
         endpoint.start()
         stack.callback(endpoint.stop)
-        while not (endpoint.settled.is_set() or stop.wait(TICK)):
-            pass
-        if not (endpoint.failure or stop.is_set()):
+        endpoint.settled.wait()
+        if not endpoint.stopping.is_set():
             journal.say(
                 f"in service: http://{HOST}:{server.port} (any EndpointName); Ctrl-C ends it"
             )
-        while not (stop.wait(TICK) or endpoint.failure):
-            pass
+        endpoint.stopping.wait()
         journal.say("stopping …")
     journal.say(journal.summary())
     if endpoint.failure:

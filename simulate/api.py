@@ -5,17 +5,16 @@ POST /endpoints/NAME/invocations-response-stream  InvokeEndpointWithResponseStre
 POST /endpoints/NAME/async-invocations            InvokeEndpointAsync
 """
 
-import json
 import socket
 import threading
 import time
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
-from typing import Any
 
 import urllib3
 from flask import Flask, Response, request
+from flask.typing import ResponseReturnValue
 from werkzeug.serving import BaseWSGIServer, WSGIRequestHandler, make_server
 
 from serving.headers import ATTRIBUTES, CLOSED_SESSION_ID, SESSION_ID
@@ -36,7 +35,6 @@ class Api:
         self._endpoint = endpoint
         self._queue = queue
         self._journal = endpoint.journal
-        self._rules = endpoint.journal.rules
 
     def app(self) -> Flask:
         app = Flask(__name__)
@@ -56,7 +54,7 @@ class Api:
     def invoke(self, name: str) -> Response:
         members, body = self._read(INVOKE, name)
         call = self._call(name, members, body, "time")
-        headers, content = self._endpoint.invoke(call, self._rules["reply-body"].limit)
+        headers, content = self._endpoint.invoke(call, self._journal.limit("reply-body"))
         self._journal.count("calls answered")
         return Response(content, headers=self._headers(INVOKE, headers))
 
@@ -72,22 +70,20 @@ class Api:
             response.call_on_close(stack.pop_all().close)
         return response
 
-    def invoke_async(self, name: str) -> Response:
+    def invoke_async(self, name: str) -> ResponseReturnValue:
         members, body = self._read(ASYNC, name)
         identifier, output, failure = self._queue.put(name, members, body)
         headers = {
             "X-Amzn-SageMaker-OutputLocation": output,
             "X-Amzn-SageMaker-FailureLocation": failure,
         }
-        return Response(
-            json.dumps({"InferenceId": identifier}), 202, headers, content_type="application/json"
-        )
+        return {"InferenceId": identifier}, 202, headers
 
     def _read(self, operation: str, name: str) -> tuple[dict[str, str], bytes]:
         """Return the request's members and its body. Raise ValidationError if the request is
         invalid."""
         body = request.get_data()
-        most = self._rules["body"].limit
+        most = self._journal.limit("body")
         if len(body) > most:
             self._journal.complain("body", f"a request of {len(body)} bytes")
             raise ValidationError(
@@ -134,16 +130,21 @@ class Api:
                 )
 
     def _call(self, name: str, members: Mapping[str, str], body: bytes, rule: str) -> Call:
-        deadline = time.monotonic() + self._rules[rule].limit
-        target = members.get("TargetModel", "")
-        session = members.get("SessionId", "")
-        return Call(name, body, passed_on(members), deadline, rule, target, session)
+        return Call(
+            endpoint=name,
+            body=body,
+            headers=passed_on(members),
+            deadline=time.monotonic() + self._journal.limit(rule),
+            rule=rule,
+            target=members.get("TargetModel", ""),
+            session=members.get("SessionId", ""),
+        )
 
     def _headers(self, operation: str, reply: Mapping[str, str]) -> dict[str, str]:
         """Convert the headers of the container's reply to the headers of the API's reply."""
         attributes = reply.get(ATTRIBUTES, "")
         session = reply.get(SESSION_ID, "")
-        if len(attributes) > self._rules["attributes"].limit or not (
+        if len(attributes) > self._journal.limit("attributes") or not (
             attributes.isascii() and attributes.isprintable()
         ):
             self._journal.complain(
@@ -181,9 +182,9 @@ class Api:
             self._journal.say(f"the container broke off a stream: {err}")
             yield eventstream.failure("The container broke off the stream", "StreamBroken")
 
-    def _failed(self, err: PlatformError) -> Response:
+    def _failed(self, err: PlatformError) -> ResponseReturnValue:
         self._journal.count(f"answers of {err.code}")
-        return _error(err.status, err.code, err.document())
+        return err.document(), err.status, {"x-amzn-ErrorType": err.code}
 
 
 def _with_request_id(response: Response) -> Response:
@@ -192,15 +193,9 @@ def _with_request_id(response: Response) -> Response:
     return response
 
 
-def _unknown(_: object) -> Response:
+def _unknown(_: object) -> ResponseReturnValue:
     text = f"the simulator has no {request.method} {request.path}"
-    return _error(404, "UnknownOperationException", {"Message": text})
-
-
-def _error(status: int, code: str, document: Mapping[str, Any]) -> Response:
-    return Response(
-        json.dumps(document), status, {"x-amzn-ErrorType": code}, content_type="application/json"
-    )
+    return {"Message": text}, 404, {"x-amzn-ErrorType": "UnknownOperationException"}
 
 
 class _Handler(WSGIRequestHandler):

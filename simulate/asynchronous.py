@@ -4,8 +4,9 @@ S3."""
 import re
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 from typing import IO
@@ -32,14 +33,13 @@ class Queue:
         self._endpoint = endpoint
         self._s3 = s3
         self._journal = endpoint.journal
-        self._rules = endpoint.journal.rules
         self._threads = ThreadPoolExecutor(CALLS_AT_ONCE, thread_name_prefix="async")
 
     def put(self, name: str, members: Mapping[str, str], body: bytes) -> tuple[str, str, str]:
         """Queue a call. Return its id, the location of its output, and the location of its error;
         only one of the two will be written. Raise ValidationError if the call is invalid."""
         location = members.get("InputLocation", "")
-        most = self._rules["async-inline"].limit
+        most = self._journal.limit("async-inline")
         if bool(location) == bool(body):
             raise ValidationError("Provide exactly one of Body and InputLocation")
         if len(body) > most:
@@ -51,37 +51,29 @@ class Queue:
             _key(location)
         identifier = members.get("InferenceId") or str(uuid.uuid4())
         file = uuid.uuid4()
-        folder = "/".join(
-            filter(None, [OUTPUT, members.get("S3OutputPathExtension", "").strip("/")])
-        )
+        extension = members.get("S3OutputPathExtension", "").strip("/")
+        folder = f"{OUTPUT}/{extension}".rstrip("/")
         output = f"{folder}/{members.get('Filename') or f'{file}.out'}"
         failure = f"{OUTPUT}/failures/{file}-error.out"
         members = {**members, "InferenceId": identifier}
-        self._threads.submit(self._work, name, members, body, time.monotonic(), output, failure)
+        invoke = partial(self._invoke, name, members, body, time.monotonic())
+        self._threads.submit(self._work, invoke, output, failure)
         return identifier, output, failure
 
     def close(self) -> None:
         """Drop the calls that are still waiting."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    def _work(
-        self,
-        name: str,
-        members: Mapping[str, str],
-        body: bytes,
-        queued: float,
-        output: str,
-        failure: str,
-    ) -> None:
+    def _work(self, invoke: Callable[[], bytes], output: str, failure: str) -> None:
         try:
-            write_object(self._s3, output, self._invoke(name, members, body, queued))
+            write_object(self._s3, output, invoke())
             self._journal.count("asynchronous calls answered")
         except PlatformError as err:
             text = err.original if isinstance(err, ModelError) and err.original else str(err)
             write_object(self._s3, failure, text.encode())
             self._journal.count("asynchronous calls failed")
         except OSError as err:
-            self._journal.say(f"cannot write the result of {members['InferenceId']}: {err}")
+            self._journal.say(f"cannot write {output} or {failure}: {err}")
 
     def _invoke(self, name: str, members: Mapping[str, str], inline: bytes, queued: float) -> bytes:
         if time.monotonic() > queued + int(members.get("RequestTTLSeconds", QUEUE_SECONDS)):
@@ -91,17 +83,15 @@ class Queue:
             headers = {**passed_on(members), "Content-Length": str(body.seek(0, 2))}
             body.seek(0)
             seconds = int(members.get("InvocationTimeoutSeconds", INVOCATION_SECONDS))
-            deadline = time.monotonic() + min(seconds, self._rules["async-time"].limit)
-            call = Call(
-                endpoint=name, body=body, headers=headers, deadline=deadline, rule="async-time"
-            )
-            return self._endpoint.invoke(call, self._rules["async-body"].limit)[1]
+            deadline = time.monotonic() + min(seconds, self._journal.limit("async-time"))
+            call = Call(name, body, headers, deadline, "async-time")
+            return self._endpoint.invoke(call, self._journal.limit("async-body"))[1]
 
     def _open(self, location: str) -> IO[bytes]:
         path = find(self._s3, _key(location))
         if path is None:
             raise ValidationError(f"There is no object {location} ({self._s3} stands for S3)")
-        if (size := path.stat().st_size) > self._rules["async-body"].limit:
+        if (size := path.stat().st_size) > self._journal.limit("async-body"):
             self._journal.complain("async-body", f"{path} has {size} bytes")
             raise ValidationError("The input in S3 is larger than an asynchronous call allows")
         return path.open("rb")

@@ -31,6 +31,7 @@ from urllib3.connection import HTTPConnection
 from urllib3.exceptions import NewConnectionError
 
 from serving.host.processes import used_by
+from simulate.errors import TOO_LATE, InternalFailure, ModelError
 from simulate.ports import PortPicker
 from simulate.rules import Journal
 
@@ -42,16 +43,10 @@ MODELS = "/opt/ml/models"
 START_SECONDS = 60.0
 CLONE_NEWNET = 0x40000000  # linux/sched.h
 # Fewer privileges than on the platform, so that what works here also works there.
-RIGHTS = [
-    "--read-only",
-    "--tmpfs",
-    "/tmp:rw,mode=1777",
-    "--cap-drop",
-    "ALL",
-    "--security-opt",
-    "no-new-privileges",
-]
-RIGHTS += ["--pids-limit", "4096", "--no-healthcheck"]
+RIGHTS = (
+    "--read-only --tmpfs /tmp:rw,mode=1777 --cap-drop ALL --security-opt no-new-privileges "
+    "--pids-limit 4096 --no-healthcheck"
+)
 PAUSE = 0.1
 NEVER_WELL_SECONDS = 5.0  # time limit for stopping a container that never answered /ping with 200
 REFUSED = (urllib3.exceptions.NewConnectionError, urllib3.exceptions.ConnectTimeoutError)
@@ -95,17 +90,14 @@ class Process:
     def __init__(
         self, command: list[str], environment: Mapping[str, str] | None, folder: Path
     ) -> None:
-        nothing = subprocess.DEVNULL
-        pipe = subprocess.PIPE
-        merged = subprocess.STDOUT
         self._process = subprocess.Popen(
             command,
             env=environment,
             cwd=folder,
             start_new_session=True,
-            stdin=nothing,
-            stdout=pipe,
-            stderr=merged,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
         )
         self.output: IO[bytes] = self._process.stdout or BytesIO()
 
@@ -127,7 +119,7 @@ class Plain(Process):
                 "--image IMAGE"
             )
         self._picker = PortPicker()
-        (self.port,) = self._picker.pick(1)
+        self.port = self._picker.pick()
         self.models = str(launch.models or MODELS)
         self._copy = launch.folder / "model"
         temporary = launch.folder / "tmp"
@@ -136,19 +128,19 @@ class Plain(Process):
             repository = shutil.copytree(launch.model, self._copy)
             for path in [self._copy, *self._copy.rglob("*")]:
                 path.chmod(0o555 if path.is_dir() else 0o444)
-        self._files = stamps(self._copy)
+        self._stamps = stamps(self._copy)
         temporary.mkdir()
-        own = {"SERVE_HOST": "127.0.0.1"}
-        if repository:
-            own["SERVE_MODEL_REPOSITORY"] = str(repository)
-        programs = f"{Path(sys.executable).parent}:{os.environ.get('PATH', os.defpath)}"
-        base = {
-            "PATH": programs,
+        environment = {
+            "PATH": f"{Path(sys.executable).parent}:{os.environ.get('PATH', os.defpath)}",
             "HOME": str(temporary),
             "TMPDIR": str(temporary),
             "LANG": "C.UTF-8",
+            "SERVE_HOST": "127.0.0.1",
+            **platform_variables(self.port),
         }
-        environment = {**base, **own, **platform_variables(self.port), **launch.environment}
+        if repository:
+            environment["SERVE_MODEL_REPOSITORY"] = str(repository)
+        environment |= launch.environment
         super().__init__([str(launch.program.absolute()), "serve"], environment, launch.folder)
         self.pid = self._process.pid
 
@@ -171,10 +163,8 @@ class Plain(Process):
     def changed_files(self) -> list[str]:
         """Return the files that the program changed in its copy of /opt/ml/model. The copy is
         read-only, but root can write to it all the same."""
-        now = stamps(self._copy)
-        return sorted(
-            name for name in {*now, *self._files} if now.get(name) != self._files.get(name)
-        )
+        changed = stamps(self._copy).items() ^ self._stamps.items()
+        return sorted({str(path.relative_to(self._copy)) for path, _ in changed})
 
 
 class Image(Process):
@@ -190,11 +180,9 @@ class Image(Process):
                 f"{launch.engine} has no image {launch.image}: {done.stderr.strip()[-300:]}"
             )
         self._picker = PortPicker()
-        alone = os.geteuid() == 0
-        self.port = PORT if alone else self._picker.pick(1)[0]
-        super().__init__(
-            image_command(launch, self._name, 0 if alone else self.port), None, launch.folder
-        )
+        published = 0 if os.geteuid() == 0 else self._picker.pick()
+        self.port = published or PORT
+        super().__init__(image_command(launch, self._name, published), None, launch.folder)
         deadline = time.monotonic() + START_SECONDS
         while not self.pid:
             if self.exit_code() is not None or time.monotonic() > deadline:
@@ -202,10 +190,9 @@ class Image(Process):
                 raise CannotStart(
                     f"{self._engine}: {self.output.read().decode(errors='replace').strip()[-500:]}"
                 )
-            self.pid = int(
-                self._run("inspect", "--format", "{{.State.Pid}}", self._name).stdout.strip() or 0
-            )
-        if alone:
+            done = self._run("inspect", "--format", "{{.State.Pid}}", self._name)
+            self.pid = int(done.stdout.strip() or 0)
+        if not published:
             self.connection = connection_in(self.pid)
 
     def _run(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
@@ -229,7 +216,7 @@ def image_command(launch: Launch, name: str, port: int) -> list[str]:
     network = ["-p", f"127.0.0.1:{port}:{PORT}"] if port else ["--network", "none"]
     memory = ["--memory", str(launch.memory), "--memory-swap", str(launch.memory)]
     mounts = [(launch.model, MODEL), (launch.models, MODELS)]
-    command = [launch.engine, "run", "--rm", "--name", name, *RIGHTS, *network, *memory]
+    command = [launch.engine, "run", "--rm", "--name", name, *RIGHTS.split(), *network, *memory]
     command += ["--shm-size", str(launch.memory // 2)]
     for path, folder in mounts:
         if path:
@@ -279,13 +266,9 @@ def connection_in(pid: int) -> type[HTTPConnection]:
     return Connection
 
 
-def stamps(folder: Path) -> dict[str, tuple[int, int]]:
-    """Return {file: (size, modification time in nanoseconds)}."""
-    files = [path for path in folder.rglob("*") if path.is_file()]
-    return {
-        str(path.relative_to(folder)): (path.stat().st_size, path.stat().st_mtime_ns)
-        for path in files
-    }
+def stamps(folder: Path) -> dict[Path, int]:
+    """Return the modification time of each file in nanoseconds."""
+    return {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
 
 
 class Container:
@@ -298,7 +281,6 @@ class Container:
 
     def __init__(self, launch: Launch, journal: Journal) -> None:
         self.journal = journal
-        self.rules = journal.rules
         self.folder = launch.folder
         (launch.models or self.folder).mkdir(parents=True)
         self.process = Image(launch) if launch.image else Plain(launch)
@@ -324,20 +306,24 @@ class Container:
         (time.monotonic()), or ProtocolError if the connection breaks.
         """
         timeout = urllib3.Timeout(
-            connect=self.rules["listening"].limit, read=max(0.001, deadline - time.monotonic())
+            connect=self.journal.limit("listening"), read=max(0.001, deadline - time.monotonic())
         )
-        how = {
-            "retries": False,
-            "redirect": False,
-            "preload_content": False,
-            "decode_content": False,
-        }
-        return self._pool.urlopen(method, path, body=body, headers=headers, timeout=timeout, **how)
+        return self._pool.urlopen(
+            method,
+            path,
+            body,
+            headers,
+            timeout=timeout,
+            retries=False,
+            redirect=False,
+            preload_content=False,
+            decode_content=False,
+        )
 
     def ping(self) -> str:
         """Return what is wrong with the reply to /ping, or "" if it is healthy. Complain if the
         reply breaks another rule."""
-        limit = self.rules["ping-time"].limit
+        limit = self.journal.limit("ping-time")
         try:
             reply = self.send("GET", "/ping", None, {}, time.monotonic() + limit)
             body = reply.read()
@@ -395,7 +381,7 @@ class Container:
         """Stop the container with SIGTERM, then SIGKILL, and remove its files. The rule `stop` does
         not apply to a container that was never healthy: it may not have installed a SIGTERM handler
         yet, and process 1 ignores a signal that it does not handle."""
-        limit = self.rules["stop"].limit
+        limit = self.journal.limit("stop")
         if not self.well:
             limit = min(NEVER_WELL_SECONDS, limit)
         if self.exit_code() is None:
@@ -423,6 +409,20 @@ class Container:
             for rule, symptom in SYMPTOMS.items():
                 if symptom.search(text):
                     self.journal.complain(rule, f"the container says: {text[:200]}", once=True)
+
+
+@contextlib.contextmanager
+def translated(journal: Journal, rule: str, endpoint: str) -> Iterator[None]:
+    """Translate urllib3's errors to PlatformErrors, and record what the container did."""
+    try:
+        yield
+    except urllib3.exceptions.ReadTimeoutError as err:
+        journal.complain(rule, "the container did not answer in time")
+        raise ModelError(endpoint, 0, TOO_LATE) from err
+    except (urllib3.exceptions.HTTPError, OSError) as err:
+        journal.count("connections broken off by the container")
+        journal.say(f"the container broke off a connection: {err}")
+        raise InternalFailure("The container broke off the connection") from err
 
 
 def parts_of(reply: urllib3.BaseHTTPResponse, deadline: float) -> Iterator[bytes]:

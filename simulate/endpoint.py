@@ -12,15 +12,8 @@ from typing import IO
 import urllib3
 
 from serving.headers import CLOSED_SESSION_ID, NEW_SESSION, SESSION_ID
-from simulate.container import REFUSED, CannotStart, Container, Launch, parts_of
-from simulate.errors import (
-    ACCOUNT,
-    TOO_LATE,
-    InternalFailure,
-    ModelError,
-    ServiceUnavailable,
-    ValidationError,
-)
+from simulate.container import REFUSED, CannotStart, Container, Launch, parts_of, translated
+from simulate.errors import ACCOUNT, ModelError, ServiceUnavailable, ValidationError
 from simulate.models import NO_ROOM, NOT_FOUND, Models
 from simulate.rules import Journal
 
@@ -51,21 +44,21 @@ class Endpoint:
     """A simulated endpoint. Thread-safe.
 
     `launch.folder` holds the files of all its containers, which run one after another. For a
-    multi-model endpoint, the folder `store` stands in for S3. `settled` is set once a container is
-    in service, or once `failure` says why none will be.
+    multi-model endpoint, the folder `store` stands in for S3. `stopping` is set once the endpoint
+    has been asked to stop, or once `failure` says why it cannot go on; `settled` as well, or once a
+    container is in service.
     """
 
     def __init__(self, launch: Launch, store: Path | None, journal: Journal) -> None:
         self.launch = launch
         self.store = store
         self.journal = journal
-        self._rules = journal.rules
         self.settled = threading.Event()
         self.in_service = False
         self.failure = ""
         self._lives = 0
         self._sessions: set[str] = set()
-        self._stopping = threading.Event()
+        self.stopping = threading.Event()
         self._container: Container | None = None
         self._models: Models | None = None
         self._thread = threading.Thread(target=self._run, name="container")
@@ -73,9 +66,13 @@ class Endpoint:
     def start(self) -> None:
         self._thread.start()
 
+    def ask_to_stop(self) -> None:
+        self.stopping.set()
+        self.settled.set()
+
     def stop(self) -> None:
         """Stop the container and wait until it has ended."""
-        self._stopping.set()
+        self.ask_to_stop()
         self._thread.join()
 
     def check_created(self, name: str) -> None:
@@ -110,30 +107,40 @@ class Endpoint:
     def _send(self, container: Container, call: Call, stack: ExitStack) -> urllib3.BaseHTTPResponse:
         """Send a call and return the reply. First load the model if it is not loaded or the
         container has lost it. Evict other models if there is no memory."""
-        for _ in range(ATTEMPTS if self._models else 1):
+        if self._models is None:
+            return self._post(container, "/invocations", call, stack)
+        for _ in range(ATTEMPTS):
             with ExitStack() as own:
-                path = "/invocations"
-                if self._models:
-                    model = own.enter_context(self._models.using(call.target, call.deadline))
-                    path = f"/models/{model.name}/invoke"
-                with self._translated(call):
-                    reply = container.send("POST", path, call.body, call.headers, call.deadline)
-                own.callback(reply.close)
-                if self._models and reply.status == NOT_FOUND:
+                model = own.enter_context(self._models.using(call.target, call.deadline))
+                reply = self._post(container, f"/models/{model.name}/invoke", call, own)
+                if reply.status == NOT_FOUND:
                     self._models.forget(model)
                     self.journal.complain(
                         "lost-model", f"the container does not know {call.target} any more"
                     )
-                elif self._models and reply.status == NO_ROOM and self._models.evict():
+                elif reply.status == NO_ROOM and self._models.evict():
                     self.journal.count("evictions for a 507")
                 else:
                     stack.enter_context(own.pop_all())
                     return reply
         raise ModelError(call.endpoint, NO_ROOM, f"{call.target} was refused {ATTEMPTS} times")
 
+    def _post(
+        self, container: Container, path: str, call: Call, stack: ExitStack
+    ) -> urllib3.BaseHTTPResponse:
+        """Send a call and return the reply, which `stack` closes."""
+        with translated(self.journal, call.rule, call.endpoint):
+            try:
+                reply = container.send("POST", path, call.body, call.headers, call.deadline)
+            except REFUSED as err:
+                container.refused += 1
+                raise ServiceUnavailable("The container does not accept the call") from err
+        stack.callback(reply.close)
+        return reply
+
     def _read(self, reply: urllib3.BaseHTTPResponse, call: Call, most: float) -> bytes:
         body = bytearray()
-        with self._translated(call):
+        with translated(self.journal, call.rule, call.endpoint):
             for part in parts_of(reply, call.deadline):
                 body += part
                 if len(body) > most:
@@ -141,25 +148,8 @@ class Endpoint:
                     raise ModelError(call.endpoint, reply.status, "")
         return bytes(body)
 
-    @contextmanager
-    def _translated(self, call: Call) -> Iterator[None]:
-        """Translate urllib3's errors to PlatformErrors, and record what the container did."""
-        try:
-            yield
-        except REFUSED as err:
-            if self._container:
-                self._container.refused += 1
-            raise ServiceUnavailable("The container does not accept the call") from err
-        except urllib3.exceptions.ReadTimeoutError as err:
-            self.journal.complain(call.rule, "the container did not answer in time")
-            raise ModelError(call.endpoint, 0, TOO_LATE) from err
-        except (urllib3.exceptions.HTTPError, OSError) as err:
-            self.journal.count("connections broken off by the container")
-            self.journal.say(f"the container broke off a connection: {err}")
-            raise InternalFailure("The container broke off the connection") from err
-
     def _model_error(self, reply: urllib3.BaseHTTPResponse, call: Call) -> ModelError:
-        body = self._read(reply, call, self._rules["reply-body"].limit)
+        body = self._read(reply, call, self.journal.limit("reply-body"))
         self.journal.count(f"answers of {reply.status}")
         if reply.status >= 500:
             text = body[:200].decode(errors="replace").strip()
@@ -168,20 +158,20 @@ class Endpoint:
 
     def _run(self) -> None:
         try:
-            while not self._stopping.is_set() and not self.failure:
+            while not self.stopping.is_set():
                 self._live()
-                self._stopping.wait(PAUSE)
+                self.stopping.wait(PAUSE)
         except CannotStart as err:
             self.failure = str(err)
         finally:
-            self.settled.set()
+            self.ask_to_stop()
 
     def _live(self) -> None:
         """Run one container from start to end."""
         begun = time.monotonic()
         self._container = container = self._begin()
         try:
-            if self._await_healthy(container, begun + self._rules["start-up"].limit):
+            if self._await_healthy(container, begun + self.journal.limit("start-up")):
                 self.journal.say(f"in service after {time.monotonic() - begun:.1f} s")
                 container.check_ports()
                 self.in_service = True
@@ -209,8 +199,9 @@ class Endpoint:
     def _await_healthy(self, container: Container, deadline: float) -> bool:
         """Return whether /ping returns 200 before the deadline. If the container ends earlier, fail
         immediately, although the platform would restart it until the deadline."""
-        wrong = "nothing listens on the port"
-        while not self._stopping.is_set():
+        while wrong := container.ping():
+            if self.stopping.wait(TICK):
+                return False
             if (code := container.exit_code()) is not None:
                 return self._fail(
                     "exit", f"the container ended with exit code {code} before /ping answered 200"
@@ -219,48 +210,55 @@ class Endpoint:
                 return self._fail(
                     "start-up", f"the ping health check did not pass; the last one: {wrong}"
                 )
-            if not (wrong := container.ping()):
-                return True
-            self._stopping.wait(TICK)
-        return False
+        return True
 
     def _fail(self, rule: str, what: str) -> bool:
+        """Complain. End the endpoint if this was its first container."""
         self.journal.complain(rule, what)
-        self.failure = what if self._lives == 1 else ""
+        if self._lives == 1:
+            self.failure = what
+            self.stopping.set()
         return False
 
     def _watch(self, container: Container) -> None:
         """Watch the container until it dies, fails too many pings, or has to stop."""
-        interval = self._rules["ping-interval"].limit
-        most = self._rules["ping-status"].limit
+        interval = self.journal.limit("ping-interval")
         failed_pings = 0
         asked = time.monotonic()
-        memory = self.launch.memory
-        while not self._stopping.wait(TICK) and failed_pings < most:
-            if container.killed:
-                self.journal.say("the container was killed; it is started again")
+        while not self.stopping.wait(TICK):
+            if self._has_ended(container):
                 return
-            if (code := container.exit_code()) is not None:
-                self.journal.complain("exit", f"the container ended with exit code {code}")
-                return
-            if (used := container.memory()) > memory:
-                self.journal.complain(
-                    "memory", f"the container uses {used / 2**20:.0f} of {memory / 2**20:.0f} MB"
-                )
-                container.kill()
             container.check_refusals()
-            if time.monotonic() - asked >= interval:
-                asked = time.monotonic()
-                wrong = container.ping()
-                failed_pings = failed_pings + 1 if wrong else 0
-                if wrong:
-                    self._complain_of_ping(container, wrong)
-        if failed_pings >= most:
-            self.journal.say("the container is replaced")
+            if time.monotonic() - asked < interval:
+                continue
+            asked = time.monotonic()
+            wrong = container.ping()
+            failed_pings = failed_pings + 1 if wrong else 0
+            if wrong:
+                self._complain_of_ping(container, wrong)
+            if failed_pings >= self.journal.limit("ping-status"):
+                self.journal.say("the container is replaced")
+                return
+
+    def _has_ended(self, container: Container) -> bool:
+        """Return whether the container has ended. Kill it first if it uses too much memory."""
+        memory = self.launch.memory
+        if (used := container.memory()) > memory:
+            self.journal.complain(
+                "memory", f"the container uses {used / 2**20:.0f} of {memory / 2**20:.0f} MB"
+            )
+            container.kill()
+        if container.killed:
+            self.journal.say("the container was killed; it is started again")
+            return True
+        if (code := container.exit_code()) is not None:
+            self.journal.complain("exit", f"the container ended with exit code {code}")
+            return True
+        return False
 
     def _complain_of_ping(self, container: Container, wrong: str) -> None:
         """Complain about a failed ping, unless the container is ending, which is reported
         elsewhere."""
-        self._stopping.wait(TICK)
+        self.stopping.wait(TICK)
         if not container.killed and container.exit_code() is None:
             self.journal.complain("ping-status", f"/ping: {wrong}")

@@ -7,7 +7,6 @@
 A load continues after its caller has given up, so that the next caller finds the model loaded.
 """
 
-import hashlib
 import json
 import shutil
 import threading
@@ -20,11 +19,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import urllib3
-
 from serving.headers import TARGET_MODEL
+from serving.host.files import digest
 from serving.repository.unpacking import BadArchive, size_of, unpack
-from simulate.container import Container
+from simulate.container import Container, translated
 from simulate.errors import (
     InternalFailure,
     ModelError,
@@ -46,9 +44,8 @@ def find(folder: Path, name: str) -> Path | None:
     """Return the file whose path under the folder is `name` (in S3 the object's key), or None if
     there is none."""
     path = folder / name.lstrip("/")
-    has_parent = ".." in Path(name).parts
-    inside = not has_parent and path.resolve().is_relative_to(folder.resolve())
-    return path if inside and path.is_file() else None
+    is_inside = path.resolve().is_relative_to(folder.resolve())
+    return path if is_inside and path.is_file() else None
 
 
 @dataclass
@@ -73,8 +70,7 @@ class Models:
         self._store = store
         self._folder = folder
         self._journal = container.journal
-        self._rules = container.journal.rules
-        self._most = memory * self._rules["memory-share"].limit
+        self._most = memory * self._journal.limit("memory-share")
         self._lock = threading.Lock()
         # ordered from the least to the most recently used
         self._loaded: OrderedDict[str, Loaded] = OrderedDict()
@@ -157,21 +153,19 @@ class Models:
 
     def _load(self, target: str) -> None:
         begun = time.monotonic()
-        name = hashlib.sha256(f"{self._store}/{target}".encode()).hexdigest()[:32]
+        name = digest(f"{self._store}/{target}")
+        folder = self._folder / name
         try:
-            shutil.rmtree(self._folder / name, ignore_errors=True)
-            unpack(self._store / target.lstrip("/"), self._folder / name / "model")
-            while (
-                self._container.memory() + size_of(self._folder / name) > self._most
-                and self.evict()
-            ):
+            shutil.rmtree(folder, ignore_errors=True)  # of a model that the container lost
+            unpack(self._store / target.lstrip("/"), folder / "model")
+            while self._container.memory() + size_of(folder) > self._most and self.evict():
                 # the platform evicts models without asking the container
                 self._journal.count("evictions for the memory share")
-            self._hand_over(target, name, begun + self._rules["load-time"].limit)
+            self._hand_over(target, name, begun + self._journal.limit("load-time"))
             with self._lock:
                 self._loaded[target] = Loaded(target, name)
         except BaseException as err:
-            shutil.rmtree(self._folder / name, ignore_errors=True)
+            shutil.rmtree(folder, ignore_errors=True)
             if self._closed:
                 raise InternalFailure(ENDED) from err
             if isinstance(err, BadArchive):
@@ -217,7 +211,7 @@ class Models:
 
     def _unload(self, model: Loaded) -> None:
         """Unload the model. It counts as unloaded even if that fails."""
-        deadline = time.monotonic() + self._rules["unload-time"].limit
+        deadline = time.monotonic() + self._journal.limit("unload-time")
         try:
             status, _ = self._ask(
                 "DELETE", f"/models/{model.name}", "unload-time", deadline, model.target
@@ -242,12 +236,6 @@ class Models:
         body: bytes | None = None,
     ) -> tuple[int, bytes]:
         headers = {"Content-Type": "application/json", TARGET_MODEL: target} if body else {}
-        try:
+        with translated(self._journal, rule, "NAME"):
             reply = self._container.send(method, path, body, headers, deadline)
             return reply.status, reply.read()
-        except urllib3.exceptions.ReadTimeoutError as err:
-            limit = self._rules[rule].limit
-            self._journal.complain(rule, f"{method} {path} was not answered within {limit:g} s")
-            raise ModelError("NAME", 0, f"{method} {path} was not answered in time") from err
-        except (urllib3.exceptions.HTTPError, OSError) as err:
-            raise InternalFailure(f"{method} {path} broke off: {err}") from err

@@ -19,23 +19,19 @@ class PortPicker:
         self._allowed = allowed
         self._locks: list[socket.socket] = []
 
-    def pick(self, count: int) -> list[int]:
-        """Reserve and return `count` different ports, or fewer if not enough of the allowed ones
-        are free."""
-        ports: list[int] = []
-        for port in self._allowed or repeat(0):
-            if len(ports) == count:
-                break
+    def pick(self) -> int:
+        """Reserve and return a port. Raise OSError if none of the allowed ones is free."""
+        for allowed in self._allowed or repeat(0):
             lock = socket.socket(socket.AF_UNIX)
             with socket.socket() as probe, suppress(OSError):
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                probe.bind(("0.0.0.0", port))
-                lock.bind(f"\0triton-multi-model-serve:{probe.getsockname()[1]}")
-                ports.append(probe.getsockname()[1])
+                probe.bind(("0.0.0.0", allowed))
+                port = int(probe.getsockname()[1])
+                lock.bind(f"\0triton-multi-model-serve:{port}")
                 self._locks.append(lock)
-                continue
+                return port
             lock.close()
-        return ports
+        raise OSError("no port is free")
 
     def close(self) -> None:
         """Release the reserved ports."""

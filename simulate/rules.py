@@ -147,12 +147,15 @@ class Journal:
     each line without a line break."""
 
     def __init__(self, rules: Rules, write: Callable[[str], None]) -> None:
-        self.rules = rules
+        self._rules = rules
         self.say = write
         self.complaints: Counter[str] = Counter()
         self.counts: Counter[str] = Counter()
         self._lock = threading.Lock()
         self._known: set[tuple[str, str]] = set()
+
+    def limit(self, rule: str) -> float:
+        return self._rules[rule].limit
 
     def count(self, what: str) -> None:
         with self._lock:
@@ -167,7 +170,7 @@ class Journal:
             if once:
                 self._known.add((rule, what))
             self.complaints[rule] += 1
-        self.say(f"rule {rule}: {what}: {self.rules[rule]}")
+        self.say(f"rule {rule}: {what}: {self._rules[rule]}")
 
     def summary(self) -> str:
         """Return all counts, and how often each rule was broken."""

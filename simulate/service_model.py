@@ -16,9 +16,8 @@ STREAM = "InvokeEndpointWithResponseStream"
 ASYNC = "InvokeEndpointAsync"
 # Headers of HTTP, request signing and AWS's clients. They are not expected to reach the container.
 TRANSPORT_HEADERS = re.compile(
-    r"accept|accept-encoding|authorization|connection|content-(length|type|encoding|md5)|expect|host|user-agent|"
-    r"transfer-encoding|x-amz-.*|x-amzn-trace-id|amz-sdk-.*|x-amz-user-agent",
-    re.IGNORECASE,
+    r"accept|accept-encoding|authorization|connection|content-(length|type|encoding|md5)|expect|"
+    r"host|user-agent|transfer-encoding|x-amz-.*|x-amzn-trace-id|amz-sdk-.*"
 )
 
 
@@ -26,12 +25,11 @@ TRANSPORT_HEADERS = re.compile(
 def request_headers(operation: str) -> Mapping[str, tuple[str, Shape]]:
     """Return {lowercase header: (member, shape)} for the request's members that are headers."""
     members = _operation(operation).input_shape.members
-    headers = {
-        name: each
-        for name, each in members.items()
-        if each.serialization.get("location") == "header"
+    return {
+        str(shape.serialization["name"]).lower(): (name, shape)
+        for name, shape in members.items()
+        if shape.serialization.get("location") == "header"
     }
-    return {str(each.serialization["name"]).lower(): (name, each) for name, each in headers.items()}
 
 
 def passed_on(members: Mapping[str, str]) -> dict[str, str]:
@@ -48,9 +46,9 @@ def reply_headers(operation: str) -> Mapping[str, str]:
     """Return {member of the reply: its header}."""
     members = _operation(operation).output_shape.members
     return {
-        name: str(each.serialization["name"])
-        for name, each in members.items()
-        if "name" in each.serialization
+        name: str(shape.serialization["name"])
+        for name, shape in members.items()
+        if "name" in shape.serialization
     }
 
 

@@ -7,20 +7,16 @@ from typing import Any
 
 import bentoml
 
-from bench.work import KINDS, predict
+from bench.work import BUNDLED, predict
 
 
-@bentoml.service(
-    workers=2, traffic={"timeout": 60}, http={"port": int(os.environ.get("BENCH_PORT", "3000"))}
-)
+@bentoml.service(workers=2, traffic={"timeout": 60})
 class Models:
     """Answers {"body": BASE64} with {"prediction": …}."""
 
     def __init__(self) -> None:
         root = Path(os.environ["BENCH_REPOSITORY"])
-        self.models = {
-            name: KINDS[name](root / name) for name in os.environ["BENCH_MODELS"].split(",")
-        }
+        self.models = {name: kind(root / name) for name, kind in BUNDLED.items()}
         self.sessions = {name: model.session(2) for name, model in self.models.items()}
 
     @bentoml.api(route="/efficientnet")  # type: ignore[untyped-decorator]

@@ -2,13 +2,14 @@
 several endpoints on one port. Texts are batched."""
 
 import os
+import sys
 from base64 import b64decode
 from pathlib import Path
 from typing import Any
 
 import litserve
 
-from bench.work import KINDS, predict
+from bench.work import BUNDLED, predict
 
 # model -> (requests in a batch, seconds that a batch waits for more)
 BATCHED = {"bert": (16, 0.002)}
@@ -19,21 +20,16 @@ class ModelAPI(litserve.LitAPI):  # type: ignore[misc]
 
     def setup(self, device: str) -> None:
         name = self.api_path.strip("/")
-        self.model = KINDS[name](Path(os.environ["BENCH_REPOSITORY"]) / name)
+        self.model = BUNDLED[name](Path(os.environ["BENCH_REPOSITORY"]) / name)
         self.session = self.model.session(2)
 
     def decode_request(self, request: dict[str, Any]) -> bytes:
         return b64decode(request["body"])
 
     def predict(self, x: Any) -> Any:
-        return (
-            [predict(self.model, self.session, body) for body in x]
-            if isinstance(x, list)
-            else self._one(x)
-        )
-
-    def _one(self, body: bytes) -> Any:
-        return predict(self.model, self.session, body)
+        if isinstance(x, list):  # a batch
+            return [predict(self.model, self.session, body) for body in x]
+        return predict(self.model, self.session, x)
 
     def encode_response(self, output: Any) -> Any:
         return {"prediction": output}
@@ -45,13 +41,9 @@ def api(name: str) -> ModelAPI:
 
 
 if __name__ == "__main__":
-    names = os.environ["BENCH_MODELS"].split(",")
     server = litserve.LitServer(
-        [api(name) for name in names], accelerator="cpu", workers_per_device=2
+        [api(name) for name in BUNDLED], accelerator="cpu", workers_per_device=2
     )
     server.run(
-        host="127.0.0.1",
-        port=int(os.environ["BENCH_PORT"]),
-        generate_client_file=False,
-        log_level="warning",
+        host="127.0.0.1", port=int(sys.argv[1]), generate_client_file=False, log_level="warning"
     )

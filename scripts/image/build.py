@@ -69,23 +69,19 @@ def build(engine: str, target: str, environ: Mapping[str, str]) -> str:
     """Build the image and return its name. Raise ImageError if that fails."""
     image = environ.get("IMAGE") or "triton-multi-model"
     tag = environ.get("TAG") or _git("describe", "--tags", "--always", "--dirty") or "unknown"
-    name, newest = (
-        (f"{image}:{tag}", f"{image}:latest")
-        if target == "cpu"
-        else (f"{image}:{tag}-gpu", f"{image}:gpu")
-    )
-    variable = "BASE_IMAGE" if target == "cpu" else "TRITON_IMAGE"
-    base = (
-        base_image(engine, environ)
-        if target == "cpu"
-        else environ.get(variable) or default(variable)
-    )
+    if target == "cpu":
+        name = f"{image}:{tag}"
+        newest = f"{image}:latest"
+        variable = "BASE_IMAGE"
+        base = base_image(engine, environ)
+    else:
+        name = f"{image}:{tag}-gpu"
+        newest = f"{image}:gpu"
+        variable = "TRITON_IMAGE"
+        base = environ.get(variable) or default(variable)
     with tempfile.TemporaryDirectory() as folder:
-        command = [
-            *build_command(engine),
-            *secrets(Path(folder), environ),
-            *base_labels(engine, base),
-        ]
+        command = build_command(engine) + base_labels(engine, base)
+        command += secrets(Path(folder), environ)
         for key, value in {variable: base, **labels()}.items():
             command += ["--build-arg", f"{key}={value}"]
         command += ["--target", target, "--tag", name, "--tag", newest, str(ROOT)]
@@ -103,18 +99,8 @@ def build_command(engine: str) -> list[str]:
         return ["docker", "build", "--build-arg", f"SOURCE_DATE_EPOCH={_epoch()}"]
     # Use Docker's format, because OCI's has no HEALTHCHECK. Chroot isolation needs fewer privileges
     # than a container.
-    command = ["podman", "build"] if engine == "podman" else ["buildah", "bud"]
-    command += [
-        "--format",
-        "docker",
-        "--isolation",
-        "chroot",
-        "--network",
-        "host",
-        "--layers",
-        "--force-rm",
-    ]
-    return [*command, "--timestamp", _epoch()]
+    options = "--format docker --isolation chroot --network host --layers --force-rm"
+    return [engine, "build", *options.split(), "--timestamp", _epoch()]
 
 
 def labels() -> dict[str, str]:
@@ -165,12 +151,12 @@ def secrets(folder: Path, environ: Mapping[str, str]) -> list[str]:
     certificates = environ.get("PIP_CERT") or environ.get("SSL_CERT_FILE", "")
     lines = ["[global]"]
     lines += [f"{key} = {environ[name]}" for key, name in INDEXES.items() if environ.get(name)]
-    certificate = []
+    options = ["--secret", f"id=pip.conf,src={folder / 'pip.conf'}"]
     if certificates and Path(certificates).is_file():
         lines.append("cert = /run/secrets/ca")
-        certificate = ["--secret", f"id=ca,src={certificates}"]
+        options += ["--secret", f"id=ca,src={certificates}"]
     (folder / "pip.conf").write_text("\n".join(lines) + "\n")
-    return [*certificate, "--secret", f"id=pip.conf,src={folder / 'pip.conf'}"]
+    return options
 
 
 INDEXES = {
@@ -202,23 +188,11 @@ def make_base(engine: str) -> str:
             "BASE_IMAGE, a Debian 12 image"
         )
     with tempfile.TemporaryDirectory() as folder:
-        archive = f"{folder}/debian.tar"
-        if not _succeeds(["sh", f"{ROOT}/scripts/image/debian", archive]):
+        if not _succeeds(["sh", f"{ROOT}/scripts/image/debian", f"{folder}/debian.tar"]):
             raise ImageError("scripts/image/debian failed: run it with a file name to see why")
-        commands = _importing(engine, archive)
-        if not all(map(_succeeds, commands)):
-            raise ImageError(f"{engine} cannot import {archive}")
+        Path(folder, "Dockerfile").write_text('FROM scratch\nADD debian.tar /\nCMD ["bash"]\n')
+        _output([*build_command(engine), "--tag", LOOK_ALIKE, folder])
     return LOOK_ALIKE
-
-
-def _importing(engine: str, archive: str) -> list[list[str]]:
-    if engine != "buildah":
-        return [[engine, "import", "--change", 'CMD ["bash"]', archive, LOOK_ALIKE]]
-    return [
-        ["buildah", "from", "--name", "debian-base", "scratch"],
-        ["buildah", "add", "debian-base", archive, "/"],
-        ["buildah", "commit", "--rm", "debian-base", LOOK_ALIKE],
-    ]
 
 
 def write_bill(engine: str, target: str, name: str) -> None:

@@ -158,16 +158,16 @@ class Stubs:
         self._seen = {}
         self._zombies = set()
         for pid in sorted(tree(server)):
+            if stub := _stub(pid):  # never a zombie, which has no command line
+                self._seen[pid] = stub
+                continue
             fields = _status(pid)
-            if fields and fields[STATE] != b"Z":
-                if stub := _stub(pid):
-                    self._seen[pid] = stub
-            elif fields:  # a zombie
+            if pid in seen and fields and fields[STATE] == b"Z":
                 self._zombies.add(pid)
-                if pid in seen and pid in before:
+                if pid in before:
                     code = os.waitstatus_to_exitcode(int(fields[EXIT_CODE]))
                     dead.append((seen[pid], f"it {describe_exit(code)}"))
-                elif pid in seen:  # dead for the first time: keep it until the next call
+                else:  # keep it until the next call
                     self._seen[pid] = seen[pid]
         return dead
 

@@ -37,12 +37,9 @@ def package(name: str = PACKAGE) -> Path:
     folder = Path(spec.origin).parent / "tritonserver" if spec and spec.origin else None
     if folder and (folder / "bin" / "tritonserver").is_file():
         return folder
-    text = (
-        f"there is no tritonserver: the Python package '{DISTRIBUTION}' is not installed in "
-        f"{sys.prefix}"
-    )
     raise FileNotFoundError(
-        f"{text}: pip install --no-deps {DISTRIBUTION}, or use NVIDIA's Triton image"
+        f"there is no tritonserver: the Python package '{DISTRIBUTION}' is not installed in "
+        f"{sys.prefix}: pip install --no-deps {DISTRIBUTION}, or use NVIDIA's Triton image"
     )
 
 
@@ -103,9 +100,9 @@ def environment(base: Mapping[str, str], python: str = PYTHON) -> dict[str, str]
     if having := [folder for folder in folders if (folder / name).is_file()]:
         libraries.append(having[0])
     elif not ctypes.util.find_library(f"python{python}"):
-        text = f"{name} is missing, to which Triton's Python stub is linked"
         raise FileNotFoundError(
-            f"{text}: install Debian's libpython{python}, or a Python built with --enable-shared"
+            f"{name} is missing, to which Triton's Python stub is linked: install Debian's "
+            f"libpython{python}, or a Python built with --enable-shared"
         )
     return dict(base) | {
         "LD_LIBRARY_PATH": _prepended(libraries, existing),

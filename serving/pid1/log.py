@@ -7,6 +7,7 @@ import os
 import re
 import select
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import IO, Any
@@ -20,16 +21,20 @@ OUTPUT_PATIENCE = 1.0  # seconds that the log's reader may pause before lines ar
 # in JSON, the format of most lines.
 CONTROLS = (*range(9), *range(10, 32), *range(127, 160), 0x2028, 0x2029)
 ESCAPED = {code: f"\\u{code:04x}" for code in CONTROLS}
+NOTHING = r"(?!)"  # a pattern that matches nothing
 ERROR_LINE = re.compile(r"^E\d{4} |\b(error|exception|fatal|emerg|critical|failed)\b|Error\b", re.I)
+# what the programs call the levels, unless it is our name
 LEVELS = {
     "I": "info",
+    "notice": "info",
     "W": "warning",
+    "warn": "warning",
     "E": "error",
     "F": "critical",
-    "notice": "info",
-    "warn": "warning",
+    "crit": "critical",
+    "alert": "critical",
+    "emerg": "critical",
 }
-LEVELS |= dict.fromkeys(("crit", "alert", "emerg"), "critical")
 PREFIXES = (
     # tritonserver's two log formats (--log-format)
     re.compile(
@@ -46,15 +51,8 @@ def as_json(process: str, line: str, level: str = "") -> str:
     """Convert the line to a JSON object, unless it already is one. If `level` is "", guess it."""
     if read_object(line):
         return line.translate(ESCAPED)
-    level, logger, message = split_prefix(line, level)
-    entry = {
-        "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
-        "process": process,
-        "level": level,
-        "message": message,
-    }
-    if logger:
-        entry["logger"] = logger
+    now = datetime.now(UTC).isoformat(timespec="milliseconds")
+    entry = {"time": now, "process": process, **read_text(line, level)}
     return json.dumps(entry, separators=(",", ":")).translate(ESCAPED)
 
 
@@ -62,6 +60,9 @@ def as_text(process: str, line: str, level: str = "") -> str:
     """Format the line for a terminal: time, process, text. Keep only the important fields of
     nginx's and gunicorn's entries."""
     entry = read_object(line)
+    if "message" not in entry and "status" not in entry:
+        entry = read_text(line, level)
+    level = str(entry.get("level", ""))
     request = f"request {entry.get('request_id', '')}"
     if "status" in entry:  # an entry of the access log
         words = (entry.get(name) for name in ("method", "path", "status", "code", "model"))
@@ -69,36 +70,33 @@ def as_text(process: str, line: str, level: str = "") -> str:
         # escaped here too, so that a line break in the path does not begin a line below
         message = f"{call} {entry.get('seconds', 0)} s, {request}".translate(ESCAPED)
         level = ""
-    elif "message" in entry:
-        level = str(entry.get("level", ""))
+    else:
         message = str(entry["message"])
         if "request_id" in entry:
             message += f" ({request})"
         if entry.get("trace"):
             message += f"\n{entry['trace']}"
-    else:
-        level, _, message = split_prefix(line, level)
     urgency = "" if level in ("", "info") else f"{level.upper()}: "
-    now = datetime.now().astimezone().strftime("%Y-%m-%d %H:%M:%S")
-    return f"{now} {process} | {urgency}" + "\n    ".join(
-        part.translate(ESCAPED) for part in message.split("\n")
-    )
+    now = time.strftime("%Y-%m-%d %H:%M:%S")
+    lines = (part.translate(ESCAPED) for part in message.split("\n"))
+    return f"{now} {process} | {urgency}" + "\n    ".join(lines)
 
 
-def split_prefix(line: str, level: str = "") -> tuple[str, str, str]:
-    """Return a line's level, the source file that it names (or ""), and its message."""
+def read_text(line: str, level: str = "") -> dict[str, str]:
+    """Return the level and the message of a line that is text, and the source file that it
+    names, if any."""
     matches = (prefix.match(line) for prefix in PREFIXES)
     match = next(filter(None, matches), None)
     if match is None:
-        return level or ("error" if ERROR_LINE.search(line) else "info"), "", line
-    word = match["level"]
+        guess = "error" if ERROR_LINE.search(line) else "info"
+        return {"level": level or guess, "message": line}
+    fields = match.groupdict()
+    word = fields.pop("level")
     message = line[match.end() :]
-    # tritonserver's messages are JSON strings with escaped line breaks
-    with contextlib.suppress(ValueError):
-        message = (
-            str(json.loads(message, strict=False)).strip() if message.startswith('"') else message
-        )
-    return LEVELS.get(word, word.lower()), match.groupdict().get("logger", ""), message
+    if message.startswith('"'):  # tritonserver's messages are JSON strings
+        with contextlib.suppress(ValueError):
+            message = str(json.loads(message, strict=False)).strip()
+    return {"level": LEVELS.get(word, word.lower()), "message": message, **fields}
 
 
 def read_object(line: str) -> dict[str, Any]:
@@ -155,34 +153,28 @@ class Pump(threading.Thread):
         self._process = process
         self._stream = stream
         self._output = output
-        self._noise = [re.compile(pattern) for pattern in noise]
-        self._omitted = re.compile(omitted) if omitted else None
+        self._noise = re.compile("|".join(noise) or NOTHING)
+        self._omitted = re.compile(omitted or NOTHING)
         self._last_line = self._last_error = ""
 
     def run(self) -> None:
         with self._stream:
             for lines in read_lines(self._stream):
-                shown = [self._shown(line) for line in lines if not self._is_noise(line)]
-                for line in shown:
-                    self._remember(line.strip())
+                shown = [self._shown(line) for line in lines if not self._noise.search(line)]
                 if shown:
                     self._output.write(self._process, *shown)
 
-    def _is_noise(self, line: str) -> bool:
-        return any(pattern.search(line) for pattern in self._noise)
-
     def _shown(self, line: str) -> str:
-        if self._omitted is None or line.startswith(ENTRY):
+        """Return the line without the omitted text, and keep it for `last_error`. Return JSON
+        unchanged."""
+        if line.startswith(ENTRY):
             return line
-        return self._omitted.sub("", line)
-
-    def _remember(self, line: str) -> None:
-        """Keep the line for `last_error`, unless it is an entry."""
-        if not line or line.startswith(ENTRY):
-            return
-        self._last_line = line
-        if ERROR_LINE.search(line):
-            self._last_error = line
+        line = self._omitted.sub("", line)
+        if stripped := line.strip():
+            self._last_line = stripped
+        if ERROR_LINE.search(stripped):
+            self._last_error = stripped
+        return line
 
     def last_error(self) -> str:
         """Return the last line that looks like an error, or else the last line."""

@@ -75,15 +75,13 @@ def nginx(
     command = (binary, "-c", str(configuration), "-p", str(settings.run_dir), "-e", "stderr")
     # With tensors of 600 kB, nginx would otherwise spend half of its time returning memory to the
     # system and requesting it again.
-    heap = {"MALLOC_MMAP_THRESHOLD_": MALLOC_THRESHOLD, "MALLOC_TRIM_THRESHOLD_": f"{64 * 2**20}"}
-    inherited = {}
+    own = {"MALLOC_MMAP_THRESHOLD_": MALLOC_THRESHOLD, "MALLOC_TRIM_THRESHOLD_": f"{64 * 2**20}"}
     if listeners:
-        inherited["NGINX"] = "".join(f"{listener.fileno()};" for listener in listeners)
-    environ = {**environ, **heap, **inherited}
+        own["NGINX"] = "".join(f"{listener.fileno()};" for listener in listeners)
     return Process(
         "nginx",
         command,
-        environ,
+        {**environ, **own},
         settings.run_dir,
         stop_signal=signal.SIGQUIT,
         noise=NGINX_NOISE,
@@ -113,8 +111,6 @@ def nginx_configuration(settings: Settings) -> str:
         ),
         "shutdown_timeout": _milliseconds(max(0.001, 0.9 * settings.stop_timeout)),
         "log_level": NGINX_LOG_LEVELS[settings.log_level],
-        "grpc_listen": f"{bracketed(settings.host)}:{settings.grpc_port}",
-        "metrics_listen": f"{bracketed(settings.host)}:{settings.metrics_port}",
         "max_body_mb": f"{settings.max_body_mb:g}",
         "request_timeout": _milliseconds(settings.request_timeout),
         "log_successes": int(settings.logs("info")),
@@ -123,7 +119,7 @@ def nginx_configuration(settings: Settings) -> str:
         "stream_timeout": _milliseconds(1.1 * settings.stream_timeout),  # the gRPC call ends first
         "streams_by_default": int(settings.inference_type == "generate_stream"),
         "program": ROOT,
-        "listen": f"{bracketed(settings.host)}:{settings.port}",
+        "address": bracketed(settings.host),
         "named_origins": " ".join(f'"{origin}" $http_origin;' for origin in settings.origins),
         "cross_origin": bool(settings.origins),
         "own_hosts": own_hosts(settings),

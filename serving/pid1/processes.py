@@ -26,6 +26,10 @@ AGENT_TEMPLATE = Path(__file__).with_name("cloudwatch.json")
 # Seconds that tritonserver gets to exit. All requests have been answered by then, so it waits only
 # for instances that hang or have died.
 EXIT_SECONDS = 5
+# If calls load the models, there may be 1,000 of them: too many for Triton's default of 32 threads
+# for each model of a Python backend.
+PYTHON_THREADS = 4
+LOADS_AT_ONCE = 32
 # How long idle threads of math libraries spin, while other threads may need the processors. By
 # default, OpenBLAS's threads spin for 2^28 cycles (0.1 s) after each product of large matrices (see
 # its blas_server.c); 2^16 cycles are about 25 µs. OpenMP's threads check 300,000 times for the next
@@ -53,23 +57,27 @@ def all_processes(
 ) -> list[Process]:
     """Return the processes in the order in which they are started. nginx inherits the listeners.
     Raise FileNotFoundError if a program is missing."""
-    python = {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONUNBUFFERED": "1"}
-    # Without ORT_DISABLE_TELEMETRY, ONNX Runtime writes a database under HOME and contacts
-    # Microsoft's servers.
-    quiet = {"ORT_DISABLE_TELEMETRY": "1", "HF_HUB_OFFLINE": "1"}
-    front = {**environ, **settings.environment(), **python, **quiet}
+    front = {
+        **environ,
+        **settings.environment(),
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "PYTHONUNBUFFERED": "1",
+        # Otherwise ONNX Runtime writes a database under HOME and contacts Microsoft's servers.
+        "ORT_DISABLE_TELEMETRY": "1",
+        "HF_HUB_OFFLINE": "1",
+    }
     # only the front needs the secrets
     common = {name: value for name, value in front.items() if name not in SECRETS}
     # the model manager
     command = (sys.executable, "-m", "serving.model_lifecycle")
     manager = Process("manager", command, common, ROOT, answers_at=(settings.manager_socket, "/"))
-    needed = [
+    return [
         triton(settings, common),
         manager,
         gunicorn(settings, front),
         nginx(settings, common, listeners),
+        *cloudwatch_agent(settings, common),
     ]
-    return [*needed, *cloudwatch_agent(settings, common)]
 
 
 def gunicorn(settings: Settings, environ: Mapping[str, str]) -> Process:
@@ -103,19 +111,20 @@ def gunicorn(settings: Settings, environ: Mapping[str, str]) -> Process:
     counts = settings.run_dir / "metrics"  # the counters begin at 0 when `serve` starts
     shutil.rmtree(counts, ignore_errors=True)
     counts.mkdir()
-    one_thread = dict.fromkeys(
-        ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "OPENCV_FOR_THREADS_NUM"), "1"
-    )
-    # A worker keeps freed memory for the next request until it is idle (front/services.py);
-    # otherwise page faults take two fifths of its time with images. It uses one arena, because
-    # malloc_trim does not release the ends of the others.
-    heap = dict.fromkeys(("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_"), MALLOC_THRESHOLD)
     own = {
+        "OMP_NUM_THREADS": "1",
+        "OPENBLAS_NUM_THREADS": "1",
+        "OPENCV_FOR_THREADS_NUM": "1",
         "TOKENIZERS_PARALLELISM": "false",
+        # A worker keeps freed memory for the next request until it is idle (front/services.py);
+        # otherwise page faults take two fifths of its time with images. It uses one arena, because
+        # malloc_trim does not release the ends of the others.
+        "MALLOC_MMAP_THRESHOLD_": MALLOC_THRESHOLD,
+        "MALLOC_TRIM_THRESHOLD_": MALLOC_THRESHOLD,
         "MALLOC_ARENA_MAX": "1",
         "PROMETHEUS_MULTIPROC_DIR": str(counts),
     }
-    return Process("gunicorn", tuple(command), {**environ, **one_thread, **heap, **own}, ROOT)
+    return Process("gunicorn", tuple(command), {**environ, **own}, ROOT)
 
 
 def find_agent(environ: Mapping[str, str]) -> str | None:
@@ -134,10 +143,11 @@ def cloudwatch_agent(settings: Settings, environ: Mapping[str, str]) -> list[Pro
         return []
     host, port = ping_address(settings)
     targets = [{"targets": [f"{bracketed(host)}:{port}"]}]
-    job = {"job_name": "triton", "metrics_path": "/metrics", "static_configs": targets}
     scrape = {
         "global": {"scrape_interval": "60s", "scrape_timeout": "10s"},
-        "scrape_configs": [job],
+        "scrape_configs": [
+            {"job_name": "triton", "metrics_path": "/metrics", "static_configs": targets}
+        ],
     }
     scrape_file = settings.run_dir / "prometheus.yaml"
     # JSON is a subset of YAML
@@ -204,7 +214,8 @@ def triton_flags(settings: Settings, backends: Path) -> dict[str, object]:
         "load-model": "*",
         "backend-directory": backends,
         "allow-metrics": "true",
-        "strict-readiness": str(settings.policy.strict).lower(),
+        # while a changed model is being tried, the others are ready
+        "strict-readiness": str(not settings.policy.copied).lower(),
         # If a model cannot be loaded, tritonserver continues, and /ping and /models name the model.
         "exit-on-error": "false",
         "exit-timeout-secs": max(1, min(EXIT_SECONDS, math.ceil(settings.stop_timeout))),
@@ -219,8 +230,8 @@ def triton_flags(settings: Settings, backends: Path) -> dict[str, object]:
         "grpc-port": GRPC_PORT,
         "metrics-address": f"unix:{settings.triton_metrics}",
     }
-    if settings.policy.loads_at_once:
-        flags["model-load-thread-count"] = settings.policy.loads_at_once
+    if settings.policy.by_call:
+        flags["model-load-thread-count"] = LOADS_AT_ONCE
     if settings.device == "cpu":
         flags["allow-gpu-metrics"] = "false"
     return flags
@@ -231,7 +242,7 @@ def backend_options(settings: Settings, backends: Path) -> Iterator[str]:
     for backend in (python_backends := tritonserver.python_backends(backends)):
         yield f"--backend-config={backend},shm-default-byte-size={settings.shm_default_byte_size}"
         yield f"--backend-config={backend},shm-growth-byte-size={settings.shm_growth_byte_size}"
-        if settings.policy.python_threads:
-            yield f"--backend-config={backend},thread-pool-size={settings.policy.python_threads}"
+        if settings.policy.by_call:
+            yield f"--backend-config={backend},thread-pool-size={PYTHON_THREADS}"
     if (backends / "tensorflow").is_dir() and "tensorflow" not in python_backends:
         yield f"--backend-config=tensorflow,version={settings.tensorflow_version}"

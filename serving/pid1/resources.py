@@ -35,15 +35,11 @@ def raise_file_limit(max_concurrency: int) -> int:
         limit = min(limit, hard)
     if limit < needed:
         problem = (
-            f"SERVE_MAX_CONCURRENCY={max_concurrency} needs {needed} open files, and only "
-            f"{limit} are allowed"
+            f"SERVE_MAX_CONCURRENCY={max_concurrency} needs {needed} open files, and only {limit} "
+            f"are allowed (ulimit -n): start the container with --ulimit nofile={needed}, or lower "
+            "it"
         )
-        raise SettingsError(
-            [
-                f"{problem} (ulimit -n): start the container with --ulimit nofile={needed}, "
-                "or lower it"
-            ]
-        )
+        raise SettingsError([problem])
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
     return limit
 
@@ -52,23 +48,19 @@ def raise_file_limit(max_concurrency: int) -> int:
 def listening(settings: Settings) -> Iterator[tuple[socket.socket, ...]]:
     """Yield a listening socket for each public port. nginx inherits them, so callers wait while
     nginx restarts. Raise a SettingsError that lists all ports that cannot be used."""
-    wanted = {f"SERVE_HOST={settings.host} and PORT": settings.port}
-    if settings.allow_grpc:
-        wanted["SAGEMAKER_TRITON_GRPC_PORT"] = settings.grpc_port
-    if settings.allow_metrics:
-        wanted["SAGEMAKER_TRITON_METRICS_PORT"] = settings.metrics_port
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     mistakes = []
     listeners = []
     with contextlib.ExitStack() as opened:
-        for name, port in wanted.items():
+        for name, port in settings.ports.items():
             try:
                 listener = socket.create_server(
                     (settings.host, port), family=family, backlog=BACKLOG
                 )
             except OSError as err:
+                reason = os.strerror(err.errno or 0)
                 mistakes.append(
-                    f"{name}={port}: cannot listen there: {os.strerror(err.errno or 0)}; "
+                    f"{name}={port}: cannot listen there (SERVE_HOST={settings.host}): {reason}; "
                     "choose another port"
                 )
             else:

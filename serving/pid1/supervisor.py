@@ -121,8 +121,8 @@ class Supervisor:
         cause = self._cause_of_kill(code)
         child.last_exit = describe_exit(code, cause)
         if child.hangs:
-            seconds = self._settings.hang_timeout
-            child.last_exit = f"was killed because it did not answer for {seconds:g} s"
+            limit = self._settings.hang_timeout
+            child.last_exit = f"was killed because it did not answer for {limit:g} s"
         child.pid = None
         child.hangs = False
         times = [time for time in child.deaths if time > now - WINDOW]

@@ -106,6 +106,16 @@ class _Running:
     check: HealthCheck | None
     started: float  # as FILE_CLOCK counts
 
+    def clean_up(self) -> None:
+        """End the health check of a process that has ended, and remove its leftovers."""
+        if self.check:
+            self.check.ended.set()
+        process = self.process
+        for leftover in chain.from_iterable(map(glob.glob, process.leftovers)):
+            with contextlib.suppress(OSError):
+                Path(leftover).unlink()
+        remove_leftovers(process.leftover_folders, process.name, self.started)
+
 
 class System:
     """The supervisor's interface to Linux. `ping_address` is nginx's address. If `hang_timeout` is
@@ -165,7 +175,7 @@ class System:
 
     def reap(self) -> list[tuple[int, int]]:
         """Return (pid, exit code) of all processes that have ended, including inherited orphans.
-        Kill the other processes in their groups."""
+        Kill the other processes in their groups, and remove their leftovers."""
         ended = []
         with contextlib.suppress(ChildProcessError):
             while child := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
@@ -173,18 +183,11 @@ class System:
                 if child.si_pid in self._running:
                     self.kill_group(child.si_pid)
                 _, status = os.waitpid(child.si_pid, 0)
-                ended.append((child.si_pid, os.waitstatus_to_exitcode(status)))
+                code = os.waitstatus_to_exitcode(status)
+                ended.append((child.si_pid, code))
                 if running := self._running.pop(child.si_pid, None):
-                    # otherwise Popen would wait for the process again
-                    running.child.returncode = ended[-1][1]
-                    if running.check:
-                        running.check.ended.set()
-                    for leftover in chain.from_iterable(map(glob.glob, running.process.leftovers)):
-                        with contextlib.suppress(OSError):
-                            Path(leftover).unlink()
-                    remove_leftovers(
-                        running.process.leftover_folders, running.process.name, running.started
-                    )
+                    running.child.returncode = code  # otherwise Popen would wait for it again
+                    running.clean_up()
         return ended
 
     def signal(self, pid: int, number: signal.Signals) -> None:

@@ -45,39 +45,37 @@ BATCH_MEGABYTES = 100  # total of all requests that batch transform sends at onc
 # seconds, batch transform's InvocationsTimeoutInSeconds if a job sets none
 BATCH_TIMEOUT = 600.0
 GRPC_PORT = 8001  # Triton appends it to the socket's name, as it would to a host
-# The options of tritonserver that `serve` sets itself, keyed by the environment variable that
-# determines them ("": none does).
+# The options of tritonserver that `serve` sets itself, and the environment variable that determines
+# each ("": none does).
 _OWN_OPTIONS = {
-    "": {"http-port", "http-address", "sagemaker-port"},
-    "SERVE_HOST": {"grpc-address", "metrics-address"},
-    "SAGEMAKER_TRITON_GRPC_PORT": {"grpc-port"},
-    "SAGEMAKER_TRITON_METRICS_PORT": {"metrics-port"},
-    "SERVE_MODEL_REPOSITORY": {"model-repository", "model-store"},
-    "SERVE_LOAD_MODELS": {"load-model"},
-    "SERVE_DEVICE": {"model-config-name"},
-    "SERVE_LOAD_MODELS or SERVE_RELOAD": {"model-control-mode"},
+    "http-port": "",
+    "http-address": "",
+    "sagemaker-port": "",
+    "grpc-address": "SERVE_HOST",
+    "grpc-port": "SAGEMAKER_TRITON_GRPC_PORT",
+    "metrics-address": "SERVE_HOST",
+    "metrics-port": "SAGEMAKER_TRITON_METRICS_PORT",
+    "model-repository": "SERVE_MODEL_REPOSITORY",
+    "model-store": "SERVE_MODEL_REPOSITORY",
+    "load-model": "SERVE_LOAD_MODELS",
+    "model-config-name": "SERVE_DEVICE",
+    "model-control-mode": "SERVE_LOAD_MODELS or SERVE_RELOAD",
 }
 
 
 @dataclass(frozen=True)
 class LoadPolicy:
     """When models are loaded, and what follows from that. If calls load them (`by_call`), none is
-    loaded at startup. If model folders may change, they are `copied`, and readiness is not
-    `strict`, because the other models are ready while one is being tried. `python_threads`
-    is the size of each Python model's thread pool. 0 means Triton's default of 32, which is too
-    many for 1,000 models."""
+    loaded at startup. If model folders may change, they are `copied`."""
 
     name: str
     by_call: bool = False
     copied: bool = False
-    strict: bool = True
-    loads_at_once: int = 0
-    python_threads: int = 0
 
 
 AT_START = LoadPolicy("at-start")
-ON_CHANGE = LoadPolicy("on-change", copied=True, strict=False)
-ON_POST = LoadPolicy("on-post", by_call=True, loads_at_once=32, python_threads=4)
+ON_CHANGE = LoadPolicy("on-change", copied=True)
+ON_POST = LoadPolicy("on-post", by_call=True)
 ON_DEMAND = replace(ON_POST, name="on-demand")
 POLICIES = {policy.name: policy for policy in (AT_START, ON_CHANGE, ON_POST, ON_DEMAND)}
 
@@ -92,19 +90,9 @@ class _File:
         return settings.run_dir / self._name
 
 
-def _setting(
-    variables: str, default: Any, within: tuple[float | None, ...] = (None, None), **more: Any
-) -> Any:
-    """Return a row of the table. If there are several variables, the first that is set counts.
-    `within` is (minimum, maximum)."""
-    low, high = within
-    columns = {
-        "variables": tuple(variables.split()),
-        "default": default,
-        "minimum": low,
-        "maximum": high,
-        **more,
-    }
+def _setting(variables: str, default: Any, **more: Any) -> Any:
+    """Return a row of the table. If there are several variables, the first that is set counts."""
+    columns = {"variables": tuple(variables.split()), "default": default, **more}
     return field(default=default, metadata=columns)
 
 
@@ -124,7 +112,11 @@ class Settings:
     load_timeout: ClassVar[float] = 350.0  # SageMaker's own limit for a load or an unload is 360 s
 
     port: int = _setting(
-        "SAGEMAKER_BIND_TO_PORT PORT", 8080, within=(1, 65535), help="port that nginx listens on"
+        "SAGEMAKER_BIND_TO_PORT PORT",
+        8080,
+        minimum=1,
+        maximum=65535,
+        help="port that nginx listens on",
     )
     host: str = _setting("SERVE_HOST", "0.0.0.0", help="address that nginx listens on")
     origins: tuple[str, ...] = _setting(
@@ -201,7 +193,8 @@ class Settings:
     request_timeout: float = _setting(
         "SERVE_REQUEST_TIMEOUT SAGEMAKER_MODEL_SERVER_TIMEOUT MODEL_SERVER_TIMEOUT",
         60.0,
-        within=(1, 3600),
+        minimum=1,
+        maximum=3600,
         help="seconds until a caller gets 504; at least 480 for a stream",
     )
     multi_model: bool = _setting(
@@ -218,36 +211,41 @@ class Settings:
     model_memory_share: float = _setting(
         "SERVE_MODEL_MEMORY_SHARE",
         0.8,
-        within=(0, 1),
+        minimum=0,
+        maximum=1,
         help="share of the memory that Triton and the loaded models may take; a load "
         "beyond it gets 507",
     )
     request_memory_share: float = _setting(
         "SERVE_REQUEST_MEMORY_SHARE",
         0.125,
-        within=(0, 1),
+        minimum=0,
+        maximum=1,
         help="share of the memory that requests in flight may take; at least 32 times "
         "SERVE_MAX_BODY_MB",
     )
     start_timeout: float = _setting(
-        "SERVE_START_TIMEOUT", 300.0, within=(1, 86400), help="seconds that startup may take"
+        "SERVE_START_TIMEOUT", 300.0, minimum=1, maximum=86400, help="seconds that startup may take"
     )
     stop_timeout: float = _setting(
         "SERVE_STOP_TIMEOUT",
         25.0,
-        within=(0, 3600),
+        minimum=0,
+        maximum=3600,
         help="seconds until a stop kills processes that are still running",
     )
     hang_timeout: float = _setting(
         "SERVE_HANG_TIMEOUT",
         15.0,
-        within=(0, 3600),
+        minimum=0,
+        maximum=3600,
         help="seconds until a process that hangs is restarted; 0: never",
     )
     max_body_mb: float = _setting(
         "SERVE_MAX_BODY_MB",
         25.0,
-        within=(0, LARGEST_BODY),
+        minimum=0,
+        maximum=LARGEST_BODY,
         help="largest request body in MB; 0: 1024",
     )
     batch: bool = _setting(
@@ -258,14 +256,16 @@ class Settings:
     batch_payload_mb: int = _setting(
         "SAGEMAKER_MAX_PAYLOAD_IN_MB",
         -1,
-        within=(-1, 100),
+        minimum=-1,
+        maximum=100,
         help="largest batch transform request in MB; 0: any size, in chunks; -1: 6, or less if "
         "other settings require it",
     )
     batch_concurrency: int = _setting(
         "SAGEMAKER_MAX_CONCURRENT_TRANSFORMS",
         0,
-        within=(0, 65536),
+        minimum=0,
+        maximum=65536,
         help="concurrent batch transform requests; 0: two per worker, or fewer if they "
         "would exceed 100 MB",
     )
@@ -278,20 +278,23 @@ class Settings:
     workers: int = _setting(
         "SERVE_WORKERS SAGEMAKER_MODEL_SERVER_WORKERS MODEL_SERVER_WORKERS",
         0,
-        within=(0, 256),
+        minimum=0,
+        maximum=256,
         help="gunicorn's worker processes; as many more answer requests with bodies of 500 kB or "
         "more, or in gzip. 0: one per processor, at most 16 and one per 500 MB of memory",
     )
     inference_threads: int = _setting(
         "SERVE_INFERENCE_THREADS",
         0,
-        within=(0, 1024),
+        minimum=0,
+        maximum=1024,
         help="threads of one model instance; 0: one per processor",
     )
     max_concurrency: int = _setting(
         "SERVE_MAX_CONCURRENCY",
         0,
-        within=(0, 65536),
+        minimum=0,
+        maximum=65536,
         help="requests in flight; more get 503. 0: 64 per worker, from 128 to 1024",
     )
     log_level: str = _setting(
@@ -349,7 +352,8 @@ class Settings:
     unpacked_mb: int = _setting(
         "SERVE_UNPACKED_MB",
         0,
-        within=(0, 2**30),
+        minimum=0,
+        maximum=2**30,
         help="MB of disk in SERVE_RUN_DIR for unpacked archives and models from a bucket in "
         "on-demand mode; 0: half of what is free",
     )
@@ -379,7 +383,11 @@ class Settings:
         help="whether Triton's gRPC (inference and read-only queries) is public",
     )
     grpc_port: int = _setting(
-        "SAGEMAKER_TRITON_GRPC_PORT", 8001, within=(1, 65535), help="public port of Triton's gRPC"
+        "SAGEMAKER_TRITON_GRPC_PORT",
+        8001,
+        minimum=1,
+        maximum=65535,
+        help="public port of Triton's gRPC",
     )
     allow_metrics: bool = _setting(
         "SAGEMAKER_TRITON_ALLOW_METRICS", False, help="whether Triton's own metrics are public"
@@ -387,25 +395,29 @@ class Settings:
     metrics_port: int = _setting(
         "SAGEMAKER_TRITON_METRICS_PORT",
         8002,
-        within=(1, 65535),
+        minimum=1,
+        maximum=65535,
         help="public port of these metrics",
     )
     thread_count: int = _setting(
         "SAGEMAKER_TRITON_THREAD_COUNT",
         8,
-        within=(1, 1024),
+        minimum=1,
+        maximum=1024,
         help="threads of Triton's HTTP endpoint",
     )
     buffer_manager_thread_count: int = _setting(
         "SAGEMAKER_TRITON_BUFFER_MANAGER_THREAD_COUNT",
         0,
-        within=(0, 1024),
+        minimum=0,
+        maximum=1024,
         help="threads with which Triton copies tensors",
     )
     log_verbose: int = _setting(
         "SAGEMAKER_TRITON_LOG_VERBOSE",
         0,
-        within=(0, 9),
+        minimum=0,
+        maximum=9,
         form="true, false or a level",
         parser=lambda text: int(WORDS.get(text.lower(), str(text))),
         help="how much Triton logs about each request",
@@ -430,25 +442,29 @@ class Settings:
     shm_default_byte_size: int = _setting(
         "SAGEMAKER_TRITON_SHM_DEFAULT_BYTE_SIZE",
         MEGABYTE,
-        within=(MEGABYTE, 2**36),
+        minimum=MEGABYTE,
+        maximum=2**36,
         help="bytes of /dev/shm that each instance of a Python-based backend takes when it starts",
     )
     shm_growth_byte_size: int = _setting(
         "SAGEMAKER_TRITON_SHM_GROWTH_BYTE_SIZE",
         MEGABYTE,
-        within=(4096, 2**36),
+        minimum=4096,
+        maximum=2**36,
         help="bytes that are added each time this memory is full",
     )
     tensorflow_version: int = _setting(
         "SAGEMAKER_TRITON_TENSORFLOW_VERSION",
         2,
-        within=(1, 2),
+        minimum=1,
+        maximum=2,
         help="version for Triton's TensorFlow backend, which NVIDIA dropped after 25.02",
     )
     model_load_gpu_limit: float = _setting(
         "SAGEMAKER_TRITON_MODEL_LOAD_GPU_LIMIT",
         0.0,
-        within=(0, 1),
+        minimum=0,
+        maximum=1,
         help="share of a GPU's memory above which no model is loaded; 0: no limit",
     )
     additional_arguments: tuple[str, ...] = _setting(
@@ -494,9 +510,10 @@ class Settings:
                 values[setting.name] = setting.read(environ)
             except ValueError as err:
                 mistakes.append(str(err))
-        if mistakes := mistakes or list(contradictions(values)):
+        settings = cls(**values)
+        if mistakes := mistakes or list(contradictions(settings)):
             raise SettingsError(mistakes)
-        return cls(**values | _by_platform(values, environ)).settled(machine or this_machine())
+        return _by_platform(settings, environ).settled(machine or this_machine())
 
     def settled(self, machine: Machine) -> "Settings":
         """Return these settings, with every 0 or auto that depends on the machine replaced by a
@@ -505,10 +522,11 @@ class Settings:
         workers = self.workers or max(
             1, min(math.ceil(machine.cpus), machine.memory // MEMORY_PER_WORKER, 16)
         )
-        auto = ARCHIVES if self.multi_model and self.model_repositories == (AUTO,) else AUTO
         repositories = self.model_repositories
-        if not self.bucket:
-            repositories = tuple(auto if path == AUTO else path.absolute() for path in repositories)
+        if self.multi_model and repositories == (AUTO,):
+            repositories = (ARCHIVES,)
+        elif not self.bucket:
+            repositories = tuple(path if path == AUTO else path.absolute() for path in repositories)
         device = "gpu" if machine.gpu else "cpu"
         health = "live" if self.policy.by_call else "ready"
         largest = LARGEST_BODY
@@ -558,6 +576,16 @@ class Settings:
         bodies wait for a connection.
         """
         return max(1, LARGE_PERCENT * self.max_concurrency // (100 * self.workers))
+
+    @property
+    def ports(self) -> dict[str, int]:
+        """Return the public ports, keyed by their variables."""
+        ports = {"SAGEMAKER_BIND_TO_PORT": self.port}
+        if self.allow_grpc:
+            ports["SAGEMAKER_TRITON_GRPC_PORT"] = self.grpc_port
+        if self.allow_metrics:
+            ports["SAGEMAKER_TRITON_METRICS_PORT"] = self.metrics_port
+        return ports
 
     @property
     def several_models(self) -> bool:
@@ -634,84 +662,79 @@ TABLE = tuple(Setting(name=column.name, **column.metadata) for column in fields(
 SECRETS = set(chain.from_iterable(setting.variables for setting in TABLE if setting.secret))
 
 
-def contradictions(values: Mapping[str, Any]) -> Iterator[str]:
+def contradictions(settings: Settings) -> Iterator[str]:
     """Yield a line for each contradiction between settings."""
-    yield from _contradictions_of_ports(values)
-    yield from _contradictions_of_arguments(values)
-    payload = values["batch_payload_mb"]
-    concurrency = values["batch_concurrency"]
+    yield from _contradictions_of_ports(settings)
+    yield from _contradictions_of_arguments(settings)
+    payload = settings.batch_payload_mb
+    concurrency = settings.batch_concurrency
     if payload * concurrency > BATCH_MEGABYTES:
-        product = (
+        yield (
             f"SAGEMAKER_MAX_CONCURRENT_TRANSFORMS={concurrency} times "
-            f"SAGEMAKER_MAX_PAYLOAD_IN_MB={payload}"
+            f"SAGEMAKER_MAX_PAYLOAD_IN_MB={payload} is more than the {BATCH_MEGABYTES} MB that "
+            "batch transform sends at once"
         )
-        yield f"{product} is more than the {BATCH_MEGABYTES} MB that batch transform sends at once"
-    for first, second in combinations(_exclusive(values), 2):
+    for first, second in combinations(_exclusive(settings), 2):
         yield f"{first} does not work with {second}: leave one of them out"
-    is_on_demand = values["models"] == ON_DEMAND.name
-    repositories = values["model_repositories"]
-    if is_on_demand and len(repositories) > 1:
+    is_on_demand = settings.models == ON_DEMAND.name
+    if is_on_demand and len(settings.model_repositories) > 1:
         yield (
             "SERVE_MODELS=on-demand does not work with several folders in SERVE_MODEL_REPOSITORY: "
             "name one"
         )
-    url = bucket_url(repositories[0])
-    if url and not is_on_demand:
-        yield f"SERVE_MODEL_REPOSITORY={url} needs SERVE_MODELS=on-demand: set it too"
+    if settings.bucket and not is_on_demand:
+        yield f"SERVE_MODEL_REPOSITORY={settings.bucket} needs SERVE_MODELS=on-demand: set it too"
 
 
-def _contradictions_of_ports(values: Mapping[str, Any]) -> Iterator[str]:
+def _contradictions_of_ports(settings: Settings) -> Iterator[str]:
     """Yield a line for each port outside the range, and for two equal ports."""
-    opened = [name for name in ("grpc", "metrics") if values[f"allow_{name}"]]
-    ports = {f"SAGEMAKER_TRITON_{name.upper()}_PORT": values[f"{name}_port"] for name in opened}
-    if values["safe_port_range"]:
-        low, high = values["safe_port_range"]
-        for name, port in ports.items():
-            if not low <= port <= high:
+    if settings.safe_port_range:
+        low, high = settings.safe_port_range
+        for name, port in settings.ports.items():
+            if name != "SAGEMAKER_BIND_TO_PORT" and not low <= port <= high:
                 yield f"{name}={port} is outside of SAGEMAKER_SAFE_PORT_RANGE={low}-{high}"
-    ports["SAGEMAKER_BIND_TO_PORT"] = values["port"]
-    for first, second in combinations(sorted(ports), 2):
-        if ports[first] == ports[second]:
-            yield (
-                f"{first} and {second} are both {ports[first]}: two servers cannot listen on one "
-                "port"
-            )
+    for (first, port), (second, other) in combinations(sorted(settings.ports.items()), 2):
+        if port == other:
+            yield f"{first} and {second} are both {port}: two servers cannot listen on one port"
 
 
-def _contradictions_of_arguments(values: Mapping[str, Any]) -> Iterator[str]:
+def _contradictions_of_arguments(settings: Settings) -> Iterator[str]:
     """Yield a line for each additional argument of tritonserver that `serve` sets itself."""
-    words = [word for word in values["additional_arguments"] if word.startswith("--")]
+    words = [word for word in settings.additional_arguments if word.startswith("--")]
     names = {word.removeprefix("--").partition("=")[0] for word in words}
-    for variable, options in _OWN_OPTIONS.items():
-        for name in sorted(names & options):
-            use = f": use {variable}" if variable else " by itself"
-            yield f"SAGEMAKER_TRITON_ADDITIONAL_ARGS has --{name}, which serve sets{use}"
+    for name in sorted(names & _OWN_OPTIONS.keys()):
+        variable = _OWN_OPTIONS[name]
+        use = f": use {variable}" if variable else " by itself"
+        yield f"SAGEMAKER_TRITON_ADDITIONAL_ARGS has --{name}, which serve sets{use}"
 
 
-def _exclusive(values: Mapping[str, Any]) -> list[str]:
+def _exclusive(settings: Settings) -> list[str]:
     """Return which of the settings that exclude each other are set. The first three decide when
     models are loaded. With the last one, callers use Triton's own names of models, which equal ours
     only for models that are loaded at startup."""
     modes = {
-        "SERVE_RELOAD=true": values["reload"] == "true",
-        "SAGEMAKER_MULTI_MODEL=true": values["multi_model"],
-        "SERVE_MODELS=on-demand": values["models"] == ON_DEMAND.name,
-        "SERVE_KSERVE=trusted": values["kserve"] == "trusted",
+        "SERVE_RELOAD=true": settings.reload == "true",
+        "SAGEMAKER_MULTI_MODEL=true": settings.multi_model,
+        "SERVE_MODELS=on-demand": settings.models == ON_DEMAND.name,
+        "SERVE_KSERVE=trusted": settings.kserve == "trusted",
     }
     return [mode for mode, is_set in modes.items() if is_set]
 
 
-def _by_platform(values: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, Any]:
-    """Return values for the settings that are `auto` or not set, and that depend on the platform or
-    on other settings."""
+def _by_platform(settings: Settings, environ: Mapping[str, str]) -> Settings:
+    """Return the settings with those replaced that are `auto` or not set, and that depend on the
+    platform or on other settings."""
     set_ = {name for name, value in environ.items() if value.strip()}
-    sagemaker = any(name.startswith("SAGEMAKER_") for name in set_)
-    settled = {
-        name: values[name].replace("auto", str(not sagemaker).lower())
-        for name in ("kserve", "page")
-    }
-    settled["reload"] = values["reload"].replace("auto", str(not _exclusive(values)).lower())
+    is_open = str(not any(name.startswith("SAGEMAKER_") for name in set_)).lower()
+    reloads = str(not _exclusive(settings)).lower()
+    timeout = settings.request_timeout
     timeouts = next(setting.variables for setting in TABLE if setting.name == "request_timeout")
-    if values["batch"] and not set_ & set(timeouts):
-        settled["request_timeout"] = BATCH_TIMEOUT
-    return settled
+    if settings.batch and not set_ & set(timeouts):
+        timeout = BATCH_TIMEOUT
+    return replace(
+        settings,
+        kserve=settings.kserve.replace("auto", is_open),
+        page=settings.page.replace("auto", is_open),
+        reload=settings.reload.replace("auto", reloads),
+        request_timeout=timeout,
+    )

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from deploy.commandline import build_parser
+from deploy.__main__ import build_parser
 from tests.support.account import IMAGE, Account
 from tests.support.harness import ROOT
 

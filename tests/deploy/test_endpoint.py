@@ -326,7 +326,7 @@ def test_name_the_policy_if_a_call_is_refused(
 def test_require_a_region(
     aws: Account, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from deploy.commandline import main
+    from deploy.__main__ import main
 
     monkeypatch.delenv("AWS_REGION")
     monkeypatch.delenv("AWS_DEFAULT_REGION", raising=False)

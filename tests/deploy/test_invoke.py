@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from deploy.commandline import main
+from deploy.__main__ import main
 from tests.simulate.simulation import Simulation
 from tests.support.account import Account, printed
 from tests.support.harness import ROOT, link_model

@@ -14,7 +14,7 @@ from botocore.loaders import create_loader
 from botocore.session import get_session
 from moto import mock_aws
 
-from deploy.commandline import main
+from deploy.__main__ import main
 
 REGION = "eu-west-1"
 IMAGE = "123456789012.dkr.ecr.eu-west-1.amazonaws.com/triton-multi-model:1.0"

@@ -62,7 +62,7 @@ _PORTS = PortPicker(range(10000, 12000))
 
 def free_port() -> int:
     """Return a port that no other test gets, even in another run, below the kernel's own range."""
-    return _PORTS.pick(1)[0]
+    return _PORTS.pick()
 
 
 def encoded(image: Image.Image, format: str = "PNG", **options: Any) -> bytes:

@@ -1,0 +1,26 @@
+"""Calls a server again and again, and measures each call."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Call:
+    """The result of a call is "right", or says what is wrong."""
+
+    result: str
+    milliseconds: float
+
+
+def repeat(seconds: float, call: Callable[[float], str]) -> list[Call]:
+    """Call again and again for `seconds`. `call` takes the seconds that have passed, and returns
+    the result."""
+    calls = []
+    began = now = time.monotonic()
+    while now - began < seconds:
+        result = call(now - began)
+        ended = time.monotonic()
+        calls.append(Call(result, 1000 * (ended - now)))
+        now = ended
+    return calls
