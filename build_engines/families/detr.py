@@ -72,7 +72,6 @@ FAMILY = Family(
     },
     head=HEAD,
     example="efficientnet",
-    from_logits=lambda _: True,
     samples=IMAGES,
     measure=lambda _: DETECTIONS,
 )

@@ -14,11 +14,9 @@ from build_engines.errors import BuildError, UsageError
 from build_engines.families.family import Family
 from build_engines.families.own_file import (
     MAX_BATCH_SIZE,
-    check_boxes,
-    copy_example,
+    finished,
     run_random_rows,
     spec_without_tensors,
-    with_size,
 )
 from build_engines.model_spec import TORCHSCRIPT, ModelSpec
 from build_engines.request import Request
@@ -45,18 +43,13 @@ def write_model(family: Family, weights: Weights, request: Request, folder: Path
         max_batch_size=batch,
         platform=TORCHSCRIPT,
     )
-    findings = run_random_rows(family, partial(_outputs, module), spec)
+    findings = run_random_rows(partial(_outputs, module), spec)
     if batch and findings.mixes_rows:
         raise BuildError(
             f"{path}: rows have other answers together than alone, so the first dimension is not "
             "a batch: build it with --max-batch-size 0, and with all dimensions in --input"
         )
-    check_boxes(family, findings)
-    spec = with_size(request, spec)
-    copy_example(family, folder, spec)
-    if family.classifies and findings.are_shares and "activation" not in request.settings:
-        spec = replace(spec, settings={**spec.settings, "activation": "none"})
-    return spec
+    return finished(family, request, folder, spec, findings)
 
 
 def _outputs(module: Any, feed: Tensors) -> Tensors:

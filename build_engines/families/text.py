@@ -30,13 +30,6 @@ from build_engines.weights import CHECKPOINT, ONNX_FILE, TORCHSCRIPT_FILE, Weigh
 from serving.repository.model_config import RAGGED
 
 BATCH_SIZE = 32
-# tasks that compute scores from logits, without the setting `activation`
-FROM_LOGITS = (
-    "fill-mask",
-    "question-answering",
-    "token-classification",
-    "zero-shot-classification",
-)
 LABELS = "labels.txt"
 NOTE = (
     "NVIDIA's backends merge only texts of one length, so lengths are rounded up for them; this "
@@ -120,7 +113,6 @@ FAMILY = Family(
     recognizes=lambda weights: not weights.is_image and is_text(weights),
     write_files=write_tokenizer,
     samples=SENTENCES,
-    from_logits=lambda settings: settings.get("task") in FROM_LOGITS,
     measure=lambda client: OF_TASKS[str(client.options["task"])],
     any_cpu_engine=True,
 )
