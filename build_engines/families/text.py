@@ -91,7 +91,7 @@ def write_minilm(family: Family, _: Weights, request: Request, folder: Path) -> 
 def write_tokenizer(request: Request, folder: Path) -> dict[str, str]:
     """Copy the folder that --tokenizer names into the model's, and write an example. Return the
     settings. Raise UsageError if the flag is missing."""
-    if not request.tokenizer or not request.tokenizer.is_dir():
+    if not request.tokenizer:
         raise UsageError(
             "--client text takes --tokenizer FOLDER, the folder of the tokenizer's files"
         )
