@@ -33,10 +33,6 @@ FREE = {"batch": 2, "height": 96, "width": 160}
 TRIED = ((311, 207), (190, 333), (640, 640), (60, 47))
 # the same for images that keep their proportions
 ANY_SIZE = (*TRIED, (1500, 1100), (900, 200), (180, 900))
-FIXED = (
-    'to serve it at one size set "size": {"height": 640, "width": 640}, and "keep_aspect_ratio": '
-    "false if that is there, in preprocessor_config.json"
-)
 TOWERS = ("CLIPVisionModelWithProjection",)  # networks that project their embedding
 NAMES = {method.value: name for name, method in INTERPOLATIONS.items()}
 
@@ -58,7 +54,7 @@ def write_onnx(weights: Weights, family: Family, request: Request, path: Path) -
     if keeps_ratio(client.options) and request.max_batch_size > 1:
         raise UsageError(
             f"--max-batch-size {request.max_batch_size}: images of different sizes cannot be "
-            f"batched; {FIXED}"
+            "batched: leave the flag out"
         )
     module = Pixels(network, client, head)
     height, width = client.input.shape[1:]
@@ -68,7 +64,12 @@ def write_onnx(weights: Weights, family: Family, request: Request, path: Path) -
     traced = [side if isinstance(side, int) else FREE[side] for side in shape]
     example = torch.zeros(traced, dtype=torch.uint8)
     export_onnx(module, {INPUT: example}, {INPUT: shape}, head.outputs, path)
-    remedy = f"; or, {FIXED}" if keeps_ratio(client.options) else ""
+    remedy = ""
+    if keeps_ratio(client.options):
+        remedy = (
+            '; or serve it at one size: "size": {"height": 640, "width": 640} in '
+            "preprocessor_config.json"
+        )
     check_answers(module, path, _examples(client, request), head.same, remedy)
     return settings | head.settings(processor)
 
@@ -167,8 +168,7 @@ def _any_size(processor: Any, sizes: set[tuple[int, ...]]) -> dict[str, str]:
     if not shortest or not longest:
         raise BuildError(
             f"{name_of(processor)} makes tensors of different sizes: {sorted(sizes)}; it must make "
-            "one size, or keep the proportions by a shortest_edge and a longest_edge; "
-            f"{FIXED}"
+            "one size, or keep the proportions by a shortest_edge and a longest_edge"
         )
     divisor = {"size_divisor": "16"} if "Yolos" in type(processor).__name__ else {}
     return {"resize": KEEP_RATIO, "resize_to": f"{shortest},{longest}", **divisor}
