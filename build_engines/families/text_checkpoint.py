@@ -36,7 +36,8 @@ HEADS = {  # how a network's name in transformers ends -> its tasks, the usual o
     "ForQuestionAnswering": ("question-answering",),
 }
 TO_TENSORS = "export it to ONNX and build that without --client, to serve tensors"
-# ends of the names of networks that are not encoders, such as GPT2LMHeadModel
+# how the names of encoders end, and of networks that are not, such as GPT2LMHeadModel
+ENCODERS = ("Model", "TextModelWithProjection")
 GENERATORS = ("HeadModel", "HeadsModel")
 POOLING = {"cls_token": "cls", "mean_tokens": "mean", "max_tokens": "max", "lasttoken": "last"}
 NEW_POOLING = {"cls": "cls", "mean": "mean", "max": "max", "lasttoken": "last"}
@@ -75,48 +76,39 @@ def is_text(weights: Weights) -> bool:
 
 
 def task_of(checkpoint: Path, config: Mapping[str, Any], asked: str) -> str:
-    """Return the task `asked`, or else that of the network in config.json. Raise BuildError if the
-    network cannot have that task."""
+    """Return the task `asked`, or else the usual one of the network in config.json. Raise
+    BuildError if the network cannot have that task."""
     if asked and asked not in TASKS:
         raise BuildError(f"the task {asked!r} is not one of: {', '.join(TASKS)}")
-    name = str((config.get("architectures") or ["Model"])[0])
+    name = str((config.get("architectures") or ["network of no name"])[0])
+    found = f"config.json says that it is a {name}"
     if config.get("is_encoder_decoder"):
         raise BuildError(
-            f"config.json says that it is a {name}, an encoder with a decoder, which no "
-            f"client serves: {TO_TENSORS}"
+            f"{found}, an encoder with a decoder, which no client serves: {TO_TENSORS}"
         )
-    if not (asked or config.get("architectures") or (checkpoint / MODULES).is_file()):
+    tasks = _tasks_of(checkpoint, config, name)
+    if not asked and not tasks:
         raise BuildError(
-            f"config.json of {checkpoint} has no architectures: add --task, one of "
-            f"{', '.join(TASKS)}"
+            f"{found}, which has none of the tasks {', '.join(TASKS)}: name one with --task; for "
+            "embedding its encoder is built, without what the network adds to it"
         )
-    has_head = name.endswith(tuple(HEADS))
-    fitting: tuple[str, ...] = ("embedding",)
-    for end, tasks in HEADS.items():
-        if name.endswith(end):
-            fitting = tasks
+    if asked and tasks and asked not in (*tasks, "embedding"):
+        raise BuildError(f"{found}: its task is {' or '.join(tasks)}, not {asked}")
+    return asked or tasks[0]
+
+
+def _tasks_of(checkpoint: Path, config: Mapping[str, Any], name: str) -> tuple[str, ...]:
+    """Return the tasks of the network `name`, the usual one first, or () if it has none."""
     is_ranker = _is_cross_encoder(checkpoint, config)
     if (checkpoint / MODULES).is_file() and not is_ranker:
-        fitting = ("embedding",)
-    elif "embedding" in fitting and not _is_encoder(name) and not asked:
-        raise BuildError(
-            f"config.json says that it is a {name}, which has none of the tasks "
-            f"{', '.join(TASKS)}; with --task embedding its encoder is built, without what "
-            f"{name} adds to it"
-        )
-    if not asked:
-        has_one_score = len(config.get("id2label", ())) == 1
-        ranks = "text-ranking" in fitting and is_ranker and has_one_score
-        return "text-ranking" if ranks else fitting[0]
-    if asked not in fitting and asked != "embedding" and has_head:
-        raise BuildError(
-            f"config.json says that it is a {name}: its task is {' or '.join(fitting)}, not {asked}"
-        )
-    return asked
-
-
-def _is_encoder(name: str) -> bool:
-    return name.endswith(("Model", "TextModelWithProjection")) and not name.endswith(GENERATORS)
+        return ("embedding",)
+    for end, tasks in HEADS.items():
+        if name.endswith(end):
+            has_one_score = len(config.get("id2label", ())) == 1
+            ranks = is_ranker and has_one_score and "text-ranking" in tasks
+            return ("text-ranking", *tasks) if ranks else tasks
+    is_encoder = name.endswith(ENCODERS) and not name.endswith(GENERATORS)
+    return ("embedding",) if is_encoder else ()
 
 
 def _is_cross_encoder(checkpoint: Path, config: Mapping[str, Any]) -> bool:
