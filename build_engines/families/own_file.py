@@ -1,7 +1,6 @@
 """Helps to build a user's own ONNX and TorchScript files: reads the flags, observes a run, and
 copies an example."""
 
-import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,10 +9,11 @@ from typing import Any
 import numpy as np
 
 from build_engines.errors import UsageError
+from build_engines.families.bundled import copy_example
 from build_engines.families.family import Family
 from build_engines.labels import write_labels
 from build_engines.model_spec import ModelSpec
-from build_engines.request import REPOSITORY, Request
+from build_engines.request import Request
 from build_engines.runners import Runner, example_feed
 from clients._labels import DEFAULT_LABELS
 from clients.base import Model, Tensors
@@ -46,7 +46,6 @@ def spec_without_tensors(
     if has_labels and default == "":
         settings["labels"] = DEFAULT_LABELS
     return ModelSpec(
-        client=request.named_client or family.client,
         max_batch_size=MAX_BATCH_SIZE,
         settings=settings,
         labels=DEFAULT_LABELS if has_labels and family.classifies else "",
@@ -120,16 +119,19 @@ def finished(
     findings: Findings,
     trained: int = 0,
 ) -> ModelSpec:
-    """Copy the example. Return the ModelSpec with the settings that follow from the tensors and the
+    """Copy the example of the family, if it has one, or a grey picture if the network takes one
+    channel. Return the ModelSpec with the settings that follow from the tensors and the
     run: `activation` none if a classifier's file itself computes shares, and `size` if the input's
     height and width are dynamic: that of the flag, or else `trained`, the size in the file. Raise
     UsageError if the flag has no effect."""
-    _copy_example(family, folder, spec)
     settings = dict(spec.settings)
     if family.classifies and findings.are_shares:
         settings["activation"] = "none"
     sides = spec.inputs[0].shape[-3:] if spec.inputs else ()
-    is_free = "size" in settings_of(spec.client) and sides.count(-1) >= 2
+    if family.example:
+        is_grey = bool(sides) and 1 in (sides[0], sides[-1])
+        copy_example(GREY if is_grey else family.example, folder)
+    is_free = "size" in settings_of(family.client) and sides.count(-1) >= 2
     if request.size and not is_free:
         raise UsageError(
             f"--size {request.size} has no effect: an image client reads it if the file's height "
@@ -140,15 +142,3 @@ def finished(
     if is_free and size:
         settings["size"] = str(size)
     return replace(spec, settings=settings)
-
-
-def _copy_example(family: Family, folder: Path, spec: ModelSpec) -> None:
-    """Copy the example of the family, if it has one, or a grey picture if the network takes one
-    channel."""
-    if not family.example:
-        return
-    sides = spec.inputs[0].shape[-3:] if spec.inputs else ()
-    is_grey = bool(sides) and 1 in (sides[0], sides[-1])
-    name = GREY if is_grey else family.example
-    for example in (REPOSITORY / name).glob("example.*"):
-        shutil.copyfile(example, folder / example.name)

@@ -14,7 +14,6 @@ import onnx
 
 from build_engines.errors import BuildError, UsageError, first_line
 from build_engines.families.family import Family
-from build_engines.families.onnx_tensors import with_tensors
 from build_engines.families.own_torchscript import parse_inputs
 from build_engines.families.table_repair import (
     BATCH_SIZE,
@@ -36,7 +35,7 @@ COLUMNS, LABELS = "columns.txt", "labels.txt"
 LIBRARIES = ("sklearn", "xgboost", "lightgbm", "numpy", "scipy", "joblib", "pandas")
 
 
-def write_model(family: Family, weights: Weights, request: Request, folder: Path) -> ModelSpec:
+def write_model(_: Family, weights: Weights, request: Request, folder: Path) -> ModelSpec:
     """Write 1/model.onnx, columns.txt and labels.txt."""
     if request.precision != "fp32":
         raise UsageError(f"--precision {request.precision}: a table's model is served in fp32")
@@ -53,8 +52,7 @@ def write_model(family: Family, weights: Weights, request: Request, folder: Path
     check_tensors(model)
     onnx.save(model, folder / "1" / "model.onnx")
     settings |= _name_classes(request, classes, folder)
-    spec = ModelSpec(client=family.client, max_batch_size=batch_size, settings=settings)
-    return with_tensors(request, folder, spec)
+    return ModelSpec(max_batch_size=batch_size, settings=settings)
 
 
 def _converted(request: Request, weights: Weights, folder: Path) -> Any:

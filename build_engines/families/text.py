@@ -9,7 +9,6 @@ import onnx
 from build_engines.errors import BuildError, UsageError
 from build_engines.families import bert, own_onnx, own_torchscript
 from build_engines.families.family import Family
-from build_engines.families.onnx_tensors import with_tensors
 from build_engines.families.text_checkpoint import (
     EXAMPLES,
     check_tokenizer,
@@ -37,7 +36,7 @@ NOTE = (
 )
 
 
-def write_model(family: Family, weights: Weights, request: Request, folder: Path) -> ModelSpec:
+def write_model(_: Family, weights: Weights, request: Request, folder: Path) -> ModelSpec:
     """Write the model folder's files. Raise BuildError if the checkpoint's network is not for the
     task."""
     if request.tokenizer:
@@ -65,8 +64,7 @@ def write_model(family: Family, weights: Weights, request: Request, folder: Path
     write_example(folder, task)
     if write_labels(folder / LABELS, (), request.labels):
         settings["labels"] = LABELS
-    spec = ModelSpec(
-        client=request.named_client or family.client,
+    return ModelSpec(
         max_batch_size=BATCH_SIZE,
         settings={
             "pad_to_multiple_of": "8",
@@ -76,7 +74,6 @@ def write_model(family: Family, weights: Weights, request: Request, folder: Path
         },
         note=NOTE,
     )
-    return with_tensors(request, folder, spec)
 
 
 def write_minilm(family: Family, _: Weights, request: Request, folder: Path) -> ModelSpec:

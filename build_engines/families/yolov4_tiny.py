@@ -5,20 +5,19 @@ The .cfg file describes the network (github.com/AlexeyAB/darknet). Its heads are
 YOLOv5's output, [boxes, 5 + classes], which the client reads; nothing else in it is YOLOv5's.
 """
 
-import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
 
 from build_engines.errors import BuildError, UsageError
+from build_engines.families.bundled import copy_example
 from build_engines.families.family import Family
-from build_engines.families.onnx_tensors import with_tensors
 from build_engines.labels import read_lines, write_labels
 from build_engines.model_spec import ModelSpec
 from build_engines.onnx_writer import Array, ImageGraph, folded
 from build_engines.packages import file_of
-from build_engines.request import REPOSITORY, Request
+from build_engines.request import Request
 from build_engines.weights import Weights
 from clients._labels import DEFAULT_LABELS
 
@@ -44,13 +43,8 @@ def write_model(_: Family, __: Weights, request: Request, folder: Path) -> Model
     write_labels(
         folder / DEFAULT_LABELS, read_lines(file_of(PACKAGE, "coco.names")), request.labels
     )
-    for name in ("example.jpg", "LICENSES.txt"):
-        shutil.copyfile(REPOSITORY / "yolov4_tiny" / name, folder / name)
-    return with_tensors(
-        request,
-        folder,
-        ModelSpec("object_detection", max_batch_size=MAX_BATCH_SIZE, settings=SETTINGS),
-    )
+    copy_example("yolov4_tiny", folder, "LICENSES.txt")
+    return ModelSpec(max_batch_size=MAX_BATCH_SIZE, settings=SETTINGS)
 
 
 def write_network(cfg: Path, weights: Path, path: Path) -> None:
