@@ -1,7 +1,7 @@
 """Makes rows like those of training, and measures how alike a trained model and its ONNX file
 answer them."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -48,9 +48,6 @@ class Limits:
     share: float
     close: float
 
-    def __call__(self, share: float) -> bool:
-        return share >= self.share
-
 
 EXACT, USUAL = Limits(1.0, 1e-6), Limits(0.99, 1e-3)
 
@@ -83,6 +80,10 @@ class Column:
             return None
         values = [None if is_missing(value) else value for value in self.values]
         return [*values, None] if self.filled and self.datatype == "BYTES" else values
+
+    def near(self, points: Array) -> "Column":
+        """Return the column with more `points`."""
+        return replace(self, points=(*self.points, *points.tolist()))
 
 
 def is_missing(value: Any) -> bool:
@@ -133,29 +134,23 @@ def _numbers(points: Array, rng: np.random.Generator) -> Array:
     return np.where(is_whole, numbers.round(), numbers)
 
 
-def with_learned(columns: list[Column], step: Any) -> list[Column]:
-    """Return the columns with more `points`: values like those of training that the step has
-    learned as a scaler or an imputer, or has stored as rows."""
-    for row in _learned(step, len(columns)):
-        pairs = zip(columns, row.tolist(), strict=True)
-        columns = [replace(column, points=(*column.points, value)) for column, value in pairs]
-    return columns
-
-
-def _learned(model: Any, count: int) -> Iterator[Array]:
-    """Yield rows of values, one for each column."""
+def learned(model: Any, count: int) -> Array:
+    """Return values like those of training, [count, n], that a model of `count` columns has learned
+    as a scaler or an imputer, or has stored as rows."""
+    rows: list[Array] = []
     for center, scale in CENTERS:
         middle, size = getattr(model, center, None), getattr(model, scale, None)
         if middle is not None and np.shape(middle) == (count,):
             size = np.ones(count) if size is None else size
-            yield from (middle - 2 * size, middle + 2 * size)
+            rows += [middle - 2 * size, middle + 2 * size]
     for name in LEARNED:
         value = getattr(model, name, None)
         if not isinstance(value, np.ndarray) or value.dtype.kind not in "fiu":
             continue
         if value.shape[-1:] == (count,):
-            rows = value.reshape(-1, count)
-            yield from (rows.min(axis=0), rows.max(axis=0))
+            stored = value.reshape(-1, count)
+            rows += [stored.min(axis=0), stored.max(axis=0)]
+    return np.array(rows, float).reshape(len(rows), count).T
 
 
 def with_missing(
@@ -172,24 +167,6 @@ def with_missing(
         if columns[index].datatype != "BYTES":
             changed[index] = changed[index].astype(float)
     return changed
-
-
-def agreement(
-    estimator: Any,
-    model: onnx.ModelProto,
-    columns: Sequence[Column],
-    cells: Sequence[Array],
-    limits: Limits,
-) -> float:
-    """Return the share of rows whose answers are alike. Raise BuildError if the model itself does
-    not answer the rows."""
-    try:
-        expected = answers(estimator, cells, columns)
-    except Exception as err:  # any library's exception
-        raise BuildError(
-            f"the model itself does not answer rows like those it was trained on: {brief(err)}"
-        ) from err
-    return compared(expected, model, feed(model, cells, columns), limits)
 
 
 def compared(
@@ -229,11 +206,12 @@ def missing_columns(
     ONNX file answer such rows alike."""
 
     def takes(indices: Sequence[int]) -> bool:
+        rows = with_missing(cells, columns, indices)
         try:
-            rows = with_missing(cells, columns, indices)
-            return limits(agreement(estimator, model, columns, rows, limits))
+            expected = answers(estimator, rows, columns)
         except BuildError:
             return False
+        return compared(expected, model, feed(model, rows, columns), limits) >= limits.share
 
     able = [
         index
@@ -271,14 +249,23 @@ def feed(
 
 
 def answers(estimator: Any, cells: Sequence[Array], columns: Sequence[Column]) -> Mapping[str, Any]:
-    """Return the answers of the model itself."""
-    matrix = np.stack(cells, axis=1)
+    """Return the answers of the model itself. Raise BuildError if it does not answer."""
+    try:
+        return _answers(estimator, cells, [column.name for column in columns])
+    except Exception as err:  # any library's exception
+        raise BuildError(
+            f"the model itself does not answer rows like those it was trained on: {brief(err)}; if "
+            "the types of its columns are the reason, name each in its order: --input NAME:FP32:1, "
+            "NAME:BYTES:1 for strings"
+        ) from err
+
+
+def _answers(estimator: Any, cells: Sequence[Array], names: Sequence[str]) -> Mapping[str, Any]:
+    rows: Any = np.stack(cells, axis=1)
     if type(estimator).__name__ == "Booster":
         predict = getattr(estimator, "inplace_predict", estimator.predict)
         is_probable = objective_of(estimator).partition(" ")[0] in _PROBABLE
-        return {PROBABILITIES if is_probable else PREDICTIONS: predict(matrix)}
-    rows: Any = matrix
-    names = [column.name for column in columns]
+        return {PROBABILITIES if is_probable else PREDICTIONS: predict(rows)}
     if hasattr(estimator, "feature_names_in_") and all(names):
         import pandas as pd
 

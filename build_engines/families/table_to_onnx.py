@@ -6,7 +6,7 @@ exactly as the library does. skl2onnx converts all other steps and models (table
 
 import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,7 +15,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto
 
-from build_engines.errors import BuildError, UsageError, brief
+from build_engines.errors import BuildError, UsageError
 from build_engines.families import table_repair, table_skl2onnx, table_steps, table_trees
 from build_engines.families.table_rows import (
     EXACT,
@@ -24,14 +24,13 @@ from build_engines.families.table_rows import (
     Array,
     Column,
     Limits,
-    agreement,
     answers,
     compared,
     feed,
     is_missing,
+    learned,
     missing_columns,
     sample,
-    with_learned,
 )
 from build_engines.families.table_skl2onnx import TableGraph
 from build_engines.families.table_steps import Cells, Table
@@ -50,16 +49,14 @@ MOST_ROWS = 50_000
 @dataclass(frozen=True)
 class Converted:
     """A model's ONNX graph and its largest batch. `columns` describes its inputs, and `cells` are
-    rows for them like those of training; `limits` says how alike the model and the graph must
-    answer these rows. `missing` is the client's setting, or "" for none."""
+    rows for them like those of training. `missing` is the client's setting, or "" for none."""
 
     model: onnx.ModelProto
     classes: tuple[table_repair.Class, ...]
     columns: list[Column]
     cells: list[Array]
-    limits: Limits
     batch_size: int
-    missing: str = ""
+    missing: str
 
 
 def convert(estimator: Any, inputs: Sequence[TensorSpec] = ()) -> Converted:
@@ -69,54 +66,25 @@ def convert(estimator: Any, inputs: Sequence[TensorSpec] = ()) -> Converted:
     What skl2onnx converts computes in FP64 if that is supported and gives the same answers, and
     otherwise in FP32. Trees within other models always compute in FP32.
     """
-    estimator = _best(_chosen(estimator))
+    estimator = _chosen(estimator)
     _check_kind(estimator)
+    _, last = _parts(estimator)
+    if hasattr(last, "get_booster"):
+        # XGBoost's scikit-learn interface predicts with the trees up to the best one, if training
+        # stopped early; a Booster's own predict uses all trees
+        last._Booster = best_trees(last.get_booster())
     columns = columns_of(estimator)
     if inputs:
         columns = _named(inputs, columns)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the libraries warn about arrays without column names
-        graph = TableGraph("FP32" if _inner_trees(_last(estimator)) else "FP64")
+        graph = TableGraph("FP32" if _inner_trees(last) else "FP64")
         try:
-            converted = _converted(graph, estimator, columns)
+            return _converted(graph, estimator, columns)
         except BuildError:
             if graph.datatype == "FP32" or not graph.parts:
                 raise
-            converted = _converted(TableGraph("FP32"), estimator, columns)
-        return _with_used_columns(estimator, converted)
-
-
-def _with_used_columns(estimator: Any, converted: Converted) -> Converted:
-    """Return the model with the setting `missing`. If its inputs are columns with names, drop those
-    that no node reads."""
-    columns, model, cells = converted.columns, converted.model, converted.cells
-    able = missing_columns(estimator, model, columns, cells, converted.limits)
-    kept = list(range(len(columns)))
-    if are_apart(columns, estimator) and all(column.name for column in columns):
-        kept = table_repair.drop_unused_inputs(model)
-    able = [index for index, old in enumerate(kept) if old in able]
-    missing = ",".join(map(str, able))
-    if kept and len(able) == len(kept):
-        missing = "nan"
-    return replace(
-        converted,
-        columns=[columns[index] for index in kept],
-        cells=[cells[index] for index in kept],
-        missing=missing,
-    )
-
-
-def _check_share(estimator: Any, converted: Converted, share: float, rows: int, which: str) -> None:
-    """Print the share of rows whose answers are alike. Raise BuildError if the share is too
-    small."""
-    part = f"{share:.1%} of {rows} rows {which}"
-    print(f"the model and its ONNX file agree on {part}", flush=True)
-    if not converted.limits(share):
-        raise BuildError(
-            f"the ONNX file answers differently from the {type(estimator).__name__} ({part} "
-            "alike): its converter does not support something that the model does; "
-            f"{table_repair.INSTEAD}"
-        )
+            return _converted(TableGraph("FP32"), estimator, columns)
 
 
 def _converted(graph: TableGraph, estimator: Any, columns: Sequence[Column]) -> Converted:
@@ -127,19 +95,22 @@ def _converted(graph: TableGraph, estimator: Any, columns: Sequence[Column]) -> 
     table = Table(cells)
     for step in steps:
         table = table_steps.apply(graph, step, table)
-    _check_answers(estimator, columns)
     is_of_trees = bool(table_trees.kind_of(last))
     inner = [last] if is_of_trees else _inner_trees(last)
     ensembles = [table_trees.read(each) for each in inner]
+    known = _with_thresholds(columns, cells, table, ensembles)
+    rows = sample(known)
+    expected = answers(estimator, rows, known)
+    _check_labels(estimator, expected)
     if inner:
         _check_exact(graph, last, table, ensembles)
-    limits, batch_size = USUAL, table_repair.BATCH_SIZE
     if is_of_trees:
         limits = EXACT
-        batch_size = max(min(batch_size, MOST_VALUES // ensembles[0].values), 1)
+        batch_size = max(min(table_repair.BATCH_SIZE, MOST_VALUES // ensembles[0].values), 1)
         values = _values_of_trees(graph, steps, last, ensembles[0], table)
         outputs = table_trees.write(graph, last, ensembles[0], values)
     else:
+        limits, batch_size = USUAL, table_repair.BATCH_SIZE
         values = table_steps.matrix(graph, table.cells)
         outputs = table_skl2onnx.insert(graph, last, values, len(table.cells))
     classes = np.asarray(getattr(estimator, "classes_", ()))
@@ -148,15 +119,53 @@ def _converted(graph: TableGraph, estimator: Any, columns: Sequence[Column]) -> 
         outputs[prediction] = graph.cast(outputs[prediction], TensorProto.BOOL)
         classes = np.array(())
     model = _model(graph, outputs)
-    known = _with_thresholds(columns, cells, table, ensembles)
-    rows = sample(known)
-    table_repair.set_shapes(model, feed(model, rows, known))
-    converted = Converted(model, tuple(classes.tolist()), known, rows, limits, batch_size)
+    inputs = feed(model, rows, known)
+    table_repair.set_shapes(model, inputs)
     if is_of_trees:
-        _compare_trees(estimator, converted, last, ensembles[0])
-    share = agreement(estimator, model, known, rows, limits)
-    _check_share(estimator, converted, share, len(rows[0]), "like those of training")
-    return converted
+        _compare_trees(estimator, last, ensembles[0])
+    share = compared(expected, model, inputs, limits)
+    _check_share(estimator, limits, share, len(rows[0]), "like those of training")
+    able = missing_columns(estimator, model, known, rows, limits)
+    kept = list(range(len(known)))
+    if are_apart(known, estimator) and all(column.name for column in known):
+        kept = table_repair.drop_unused_inputs(model)
+    return Converted(
+        model=model,
+        classes=tuple(classes.tolist()),
+        columns=[known[index] for index in kept],
+        cells=[rows[index] for index in kept],
+        batch_size=batch_size,
+        missing=_missing([index in able for index in kept]),
+    )
+
+
+def _missing(able: Sequence[bool]) -> str:
+    """Return the client's setting `missing` for the columns that are able to have missing cells."""
+    if able and all(able):
+        return "nan"
+    return ",".join(str(index) for index, is_able in enumerate(able) if is_able)
+
+
+def _check_share(estimator: Any, limits: Limits, share: float, rows: int, which: str) -> None:
+    """Print the share of rows whose answers are alike. Raise BuildError if the share is too
+    small."""
+    part = f"{share:.1%} of {rows} rows {which}"
+    print(f"the model and its ONNX file agree on {part}", flush=True)
+    if share < limits.share:
+        raise BuildError(
+            f"the ONNX file answers differently from the {type(estimator).__name__} ({part} "
+            "alike): its converter does not support something that the model does; "
+            f"{table_repair.INSTEAD}"
+        )
+
+
+def _check_labels(estimator: Any, expected: Mapping[str, Any]) -> None:
+    """Raise UsageError for a classifier that gives several labels at once."""
+    if hasattr(estimator, "classes_") and np.ndim(expected[PREDICTIONS]) > 1:
+        raise UsageError(
+            f"a {type(estimator).__name__} with several labels at once cannot be built: train and "
+            "build one classifier for each label (a MultiOutputClassifier has them in estimators_)"
+        )
 
 
 def _check_exact(
@@ -198,8 +207,7 @@ def _with_thresholds(
         for feature, thresholds in trees.thresholds().items():
             if table.cells[feature] in cells:
                 index = cells.index(table.cells[feature])
-                points = (*known[index].points, *thresholds.tolist())
-                known[index] = replace(known[index], points=points)
+                known[index] = known[index].near(thresholds)
     return known
 
 
@@ -257,9 +265,7 @@ def _input_names(columns: Sequence[Column]) -> list[str]:
     return [column.name or f"column_{index}" for index, column in enumerate(columns)]
 
 
-def _compare_trees(
-    estimator: Any, converted: Converted, last: Any, trees: table_trees.Trees
-) -> None:
+def _compare_trees(estimator: Any, last: Any, trees: table_trees.Trees) -> None:
     """Compare the trees without the steps before them, at every threshold and at the nearest
     numbers on both sides of it, in FP32 and in FP64."""
     rng = np.random.default_rng(0)
@@ -277,7 +283,7 @@ def _compare_trees(
     model = _model(graph, table_trees.write(graph, last, trees, name))
     expected = answers(last, list(matrix.T), columns)
     share = compared(expected, model, {MATRIX: matrix}, EXACT)
-    _check_share(estimator, converted, share, count, "at the thresholds of its trees")
+    _check_share(estimator, EXACT, share, count, "at the thresholds of its trees")
 
 
 def _near(thresholds: Array, most: float) -> Array:
@@ -300,26 +306,6 @@ def _named(inputs: Sequence[TensorSpec], columns: Sequence[Column]) -> list[Colu
         replace(each, name=spec.name, datatype=spec.datatype)
         for spec, each in zip(inputs, columns, strict=True)
     ]
-
-
-def _check_answers(estimator: Any, columns: Sequence[Column]) -> None:
-    """Raise UsageError for a classifier that gives several labels at once, and BuildError if the
-    model itself does not answer."""
-    several = isinstance(getattr(estimator, "classes_", None), list)
-    if not several and hasattr(estimator, "classes_") and hasattr(estimator, "__sklearn_tags__"):
-        try:
-            several = np.ndim(answers(estimator, sample(columns), columns)[PREDICTIONS]) > 1
-        except Exception as err:
-            raise BuildError(
-                "the model itself does not answer rows like those it was trained on: "
-                f"{brief(err)}; if the types of its columns are the reason, name each in "
-                "its order: --input NAME:FP32:1, NAME:BYTES:1 for strings"
-            ) from err
-    if several:
-        raise UsageError(
-            f"a {type(estimator).__name__} with several labels at once cannot be built: train and "
-            "build one classifier for each label (a MultiOutputClassifier has them in estimators_)"
-        )
 
 
 def _check_kind(estimator: Any) -> None:
@@ -363,13 +349,6 @@ def _chosen(estimator: Any) -> Any:
     return pipeline
 
 
-def _last(estimator: Any) -> Any:
-    """Return a pipeline's last step."""
-    while hasattr(estimator, "steps"):
-        estimator = estimator.steps[-1][1]
-    return estimator
-
-
 def _parts(estimator: Any) -> tuple[list[Any], Any]:
     """Return the steps, and the model after them. HistGradientBoosting has a step of its own for
     categorical columns."""
@@ -410,78 +389,69 @@ def _inner_trees(model: Any) -> list[Any]:
     return [each for each in inner if getattr(each, "n_features_in_", 0)]
 
 
-def _best(estimator: Any) -> Any:
-    """Keep the trees up to the best one after early stopping, as predict in XGBoost's scikit-learn
-    interface does. A Booster's own predict uses all trees."""
-    last = _last(estimator)
-    if hasattr(last, "get_booster"):
-        last._Booster = best_trees(last.get_booster())
-    return estimator
-
-
 def columns_of(estimator: Any) -> list[Column]:
-    """Return the columns, with their names in training and with what the steps know about them."""
-    return _known(estimator, [Column(name) for name in _names(estimator)])
-
-
-def _known(step: Any, columns: list[Column]) -> list[Column]:
-    """Return the columns, with what the first step that computes with them knows about them. Only
-    imputers may come before that step."""
-    if hasattr(step, "steps"):
-        for _, each in step.steps:
-            columns = _known(each, columns)
-            if not _keeps(each):
-                break
-        return columns
-    if hasattr(step, "transformers_"):
-        merged = list(columns)
-        for name, transformer, _ in step.transformers_:
-            indices = step._transformer_to_input_indices[name]
-            known = _known(transformer, [columns[index] for index in indices])
-            for index, column in zip(indices, known, strict=True):
-                merged[index] = _merged(merged[index], column)
-        return merged
-    if hasattr(step, "transformer_list"):
-        merged = columns
-        for _, each in step.transformer_list:
-            merged = list(map(_merged, merged, _known(each, columns)))
-        return merged
-    if getattr(step, "_preprocessor", None) is not None:
-        return _known(step._preprocessor, columns)
-    columns = with_learned(columns, step)
-    if hasattr(step, "statistics_") and is_missing(step.missing_values):
-        return [replace(each, filled=True, missing=step.missing_values) for each in columns]
-    if hasattr(step, "categories_"):
-        closed = getattr(step, "handle_unknown", "") == "error"
-        pairs = zip(columns, step.categories_, strict=True)
-        return [_with_categories(each, values, closed) for each, values in pairs]
+    """Return the columns, with their names in training and with what is known about them from the
+    steps that read them."""
+    columns = [Column(name) for name in _names(estimator)]
+    for step, indices, is_filled in _readers(estimator, range(len(columns))):
+        for index, points in zip(indices, learned(step, len(indices)), strict=True):
+            columns[index] = columns[index].near(points)
+        for index in indices if _fills(step) else ():
+            columns[index] = replace(columns[index], missing=step.missing_values)
+        for index, categories in zip(indices, getattr(step, "categories_", ()), strict=False):
+            closed = getattr(step, "handle_unknown", "") == "error"
+            columns[index] = _with_categories(columns[index], categories, closed, is_filled)
     return columns
 
 
-def _merged(first: Column, second: Column) -> Column:
-    """Return a column with what two steps know about it. A category that one of them refuses is
-    refused."""
-    points = first.points + second.points
-    if first.closed and second.closed:
-        values = [each for each in first.values if is_missing(each) or each in second.values]
-        filled = first.filled and second.filled
-        return replace(first, values=tuple(values), filled=filled, points=points)
-    known = max(second, first, key=lambda each: (each.closed, bool(each.values), each.filled))
-    return replace(known, points=points)
+def _readers(
+    step: Any, indices: Sequence[int], is_filled: bool = False
+) -> Iterator[tuple[Any, Sequence[int], bool]]:
+    """Yield each step that reads columns as the model gets them, except that an imputer may have
+    filled missing cells. Yield the columns' indices with it, and whether an imputer has."""
+    if hasattr(step, "steps"):
+        for _, each in step.steps:
+            yield from _readers(each, indices, is_filled)
+            is_filled = is_filled or _fills(each)
+            if each not in (None, "passthrough") and not hasattr(each, "statistics_"):
+                break
+    elif hasattr(step, "transformers_"):
+        for name, each, _ in step.transformers_:
+            chosen = [indices[place] for place in step._transformer_to_input_indices[name]]
+            yield from _readers(each, chosen, is_filled)
+    elif hasattr(step, "transformer_list"):
+        for _, each in step.transformer_list:
+            yield from _readers(each, indices, is_filled)
+    elif getattr(step, "_preprocessor", None) is not None:
+        yield from _readers(step._preprocessor, indices, is_filled)
+    else:
+        yield step, indices, is_filled
 
 
-def _keeps(step: Any) -> bool:
-    """Return whether a step leaves the cells that are not missing as they are."""
-    return step in (None, "passthrough") or hasattr(step, "statistics_")
+def _fills(step: Any) -> bool:
+    """Return whether the step is an imputer that fills cells without a value."""
+    return hasattr(step, "statistics_") and is_missing(step.missing_values)
 
 
-def _with_categories(column: Column, categories: Array, closed: bool) -> Column:
-    kind, values = categories.dtype.kind, tuple(categories.tolist())
+def _with_categories(column: Column, categories: Array, closed: bool, is_filled: bool) -> Column:
+    """Return the column with the categories of an encoder. If several encoders read the column, it
+    has those of the ones that refuse all other values, without those that one of them refuses."""
+    if column.closed and not closed:
+        return column
+    values = tuple(categories.tolist())
+    if column.closed:
+        values = tuple(each for each in column.values if is_missing(each) or each in values)
+        is_filled = is_filled and column.filled
+    kind = categories.dtype.kind
     datatype = "BYTES" if kind in "OSU" else "INT64" if kind in "iu" else column.datatype
-    missing = next((value for value in values if is_missing(value)), column.missing)
-    dtype = categories.dtype if kind in "iu" else None
     return replace(
-        column, datatype=datatype, values=values, closed=closed, missing=missing, dtype=dtype
+        column,
+        datatype=datatype,
+        values=values,
+        closed=closed,
+        filled=is_filled,
+        missing=next(filter(is_missing, values), column.missing),
+        dtype=categories.dtype if kind in "iu" else None,
     )
 
 
@@ -509,15 +479,10 @@ def _names(estimator: Any) -> list[str]:
 def are_apart(columns: Sequence[Column], estimator: Any) -> bool:
     """Return whether each column is an input of its own, because their types differ or because a
     step selects columns by name."""
-    first = _first(estimator)
+    first = estimator.steps[0][1] if hasattr(estimator, "steps") else estimator
     return len({column.datatype for column in columns}) > 1 or (
         hasattr(first, "transformers_") and all(column.name for column in columns)
     )
-
-
-def _first(estimator: Any) -> Any:
-    """Return the first step of a pipeline."""
-    return estimator.steps[0][1] if hasattr(estimator, "steps") else estimator
 
 
 def best_trees(booster: Any) -> Any:
