@@ -66,14 +66,9 @@ def open_model(name: str, repository: Path, config_name: str | None = None) -> S
         config_name = "" if this_gpu() else "cpu"
     folder = repository / name
     if not folder.is_dir():
-        there = (
-            sorted(path.name for path in repository.iterdir() if path.is_dir())
-            if repository.is_dir()
-            else []
-        )
+        names = sorted(path.parent.name for path in repository.glob("[!.]*/" + CONFIG))
         raise BuildError(
-            f"there is no model '{name}' in {repository}; there are: "
-            f"{', '.join(n for n in there if not n.startswith('.')) or 'none'}"
+            f"there is no model '{name}' in {repository}; there are: {', '.join(names) or 'none'}"
         )
     file = config_file(folder, config_name)
     try:
