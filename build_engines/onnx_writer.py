@@ -50,8 +50,8 @@ class Graph:
         return name
 
     def add(self, operator: str, *inputs: Any, output: str = "", **attributes: Any) -> str:
-        """Add a node, whose inputs are names of tensors, or arrays. Return the name of its
-        output."""
+        """Add a node, whose inputs are names of tensors, or values: arrays, or numbers, which are
+        INT64 or FP64. Return the name of its output."""
         names = [each if isinstance(each, str) else self.constant(each) for each in inputs]
         output = output or f"{operator}_{len(self.nodes)}"
         output = free_name(output, self.inputs)

@@ -61,7 +61,7 @@ def matrix(graph: Graph, cells: Sequence[Cells], whole_in_fp32: bool = False) ->
         if datatype != "FP64":
             tensor = graph.cast(tensor, TensorProto.DOUBLE)
         if indices != list(range(width)):
-            tensor = graph.add("Gather", tensor, np.array(indices), axis=1)
+            tensor = graph.add("Gather", tensor, indices, axis=1)
         parts.append(tensor)
     if len(parts) == 1:
         return parts[0]
@@ -83,7 +83,7 @@ def with_absent(graph: Graph, values: str, cells: Sequence[Cells]) -> str:
     """Return the values of a sparse matrix's columns, with NaN for cells that the matrix does not
     store."""
     stored = matrix(graph, [cell.stored or cell for cell in cells])
-    is_absent = graph.add("Equal", stored, np.float64(0))
+    is_absent = graph.add("Equal", stored, 0.0)
     return graph.add("Where", is_absent, np.nan, values)
 
 
@@ -154,7 +154,7 @@ def _weighted(
     """Return the columns multiplied by the weight of the transformer `name`, if it has one."""
     if not weights or name not in weights:
         return table
-    values = graph.add("Mul", matrix(graph, table.cells), np.float64(weights[name]))
+    values = graph.add("Mul", matrix(graph, table.cells), float(weights[name]))
     return replace(table, cells=changed(table, values))
 
 
@@ -290,10 +290,10 @@ def _with_other(categories: Array) -> Array:
 def _codes(graph: Graph, cell: Cells, categories: Array) -> str:
     """Return the index [rows] of each cell among the categories, or the number of categories for a
     cell that is not one of them."""
-    count, values = len(categories), categories.tolist()
+    values = categories.tolist()
     if cell.datatype == "BYTES":
         return _codes_of_texts(graph, cell, values)
-    column = graph.add("Gather", cell.tensor, np.array([cell.index]), axis=1)
+    column = graph.add("Gather", cell.tensor, [cell.index], axis=1)
     if cell.datatype == "INT64" and categories.dtype.kind in "iu":
         if max(values) > MOST:
             raise BuildError(f"a column has the category {max(values)}, and INT64 ends at {MOST}")
@@ -304,12 +304,11 @@ def _codes(graph: Graph, cell: Cells, categories: Array) -> str:
         categories = categories.astype(np.float64)
     known = [value for value in values if not is_missing(value)]
     same = graph.add("Equal", column, categories[: len(known)])
-    if len(known) < count:  # NaN is the last category
+    if len(known) < len(values):  # NaN is the last category
         same = graph.add("Concat", same, graph.add("IsNaN", column), axis=1)
-    is_same = graph.cast(same, TensorProto.INT64)
-    from_end = graph.add("Mul", is_same, np.arange(count, 0, -1))
-    greatest = graph.add("ReduceMax", from_end, axes=[1], keepdims=0)
-    return graph.add("Sub", np.int64(count), greatest)
+    # a last column of ones is the first match of a cell that is not one of the categories
+    matches = graph.add("Pad", graph.cast(same, TensorProto.FLOAT), [0, 0, 0, 1], np.float32(1))
+    return graph.add("ArgMax", matches, axis=1, keepdims=0)
 
 
 def _codes_of_texts(graph: Graph, cell: Cells, categories: Sequence[Any]) -> str:
@@ -322,7 +321,7 @@ def _codes_of_texts(graph: Graph, cell: Cells, categories: Sequence[Any]) -> str
     codes = {text: index for index, text in enumerate(texts)}
     if cell.fill is not None:
         codes[""] = codes.get(cell.fill, len(texts))
-    column = graph.add("Gather", cell.tensor, np.array([cell.index]), axis=1)
+    column = graph.add("Gather", cell.tensor, [cell.index], axis=1)
     found = graph.add(
         "LabelEncoder",
         column,
@@ -331,7 +330,7 @@ def _codes_of_texts(graph: Graph, cell: Cells, categories: Sequence[Any]) -> str
         values_int64s=list(codes.values()),
         default_int64=len(texts),
     )
-    return graph.add("Squeeze", found, np.array([1]))
+    return graph.add("Squeeze", found, [1])
 
 
 STEPS: Mapping[str, Callable[[TableGraph, Any, Table], Table]] = {

@@ -99,7 +99,7 @@ def add_up(graph: Graph, cells: str, ensemble: Trees) -> str:
     if ensemble.in_fp32:
         cells = graph.cast(graph.cast(cells, TensorProto.FLOAT), TensorProto.DOUBLE)
     if not np.isnan(ensemble.missing):
-        is_missing = graph.add("Equal", cells, np.float64(np.float32(ensemble.missing)))
+        is_missing = graph.add("Equal", cells, float(np.float32(ensemble.missing)))
         cells = graph.add("Where", is_missing, np.nan, cells)
     if ensemble.zeros is not None:
         is_zero = graph.add("LessOrEqual", graph.add("Abs", cells), ZERO)
@@ -113,13 +113,13 @@ def add_up(graph: Graph, cells: str, ensemble: Trees) -> str:
     count = len(ensemble.trees)
     if ensemble.sums:
         count //= ensemble.sums
-        leaves = graph.add("Reshape", leaves, np.array([0, count, ensemble.sums]))
+        leaves = graph.add("Reshape", leaves, [0, count, ensemble.sums])
         values = values[:, 0]
     parts = graph.add("Gather", values, leaves)
     if count == 1:
-        return graph.add("Squeeze", parts, np.array([1]))
-    totals = graph.add("CumSum", parts, np.int64(1))
-    return graph.add("Gather", totals, np.int64(count - 1), axis=1)
+        return graph.add("Squeeze", parts, [1])
+    totals = graph.add("CumSum", parts, 1)
+    return graph.add("Gather", totals, count - 1, axis=1)
 
 
 def _leaves(graph: Graph, cells: str, ensemble: Trees) -> str:
@@ -289,7 +289,7 @@ def _with_sets(tree: Tree, sets: Mapping[int, Array]) -> Tree:
 def _shares(graph: Graph, model: Any, sums: str) -> Outputs:
     """Turn the sums into means over the trees. The class is the first with the greatest mean."""
     count = len(getattr(model, "estimators_", [model]))
-    means = graph.add("Div", sums, np.float64(count))
+    means = graph.add("Div", sums, float(count))
     return _of_classes(graph, model, means) if hasattr(model, "classes_") else {VARIABLE: means}
 
 
@@ -303,11 +303,11 @@ def _linked(graph: Graph, model: Any, sums: str) -> Outputs:
         index = graph.add("ArgMax", sums, axis=1, keepdims=0)
         return _named(graph, model, index, graph.add("Softmax", sums, axis=1))
     comparison = "Greater" if hasattr(model, "_predictors") else "GreaterOrEqual"
-    is_second = graph.add(comparison, sums, np.float64(0))
+    is_second = graph.add(comparison, sums, 0.0)
     margins = sums
     if link == "HalfLogitLink":
-        margins = graph.add("Mul", sums, np.float64(2))
-    shares = _of_two(graph, graph.add("Sigmoid", margins), np.float64(1))
+        margins = graph.add("Mul", sums, 2.0)
+    shares = _of_two(graph, graph.add("Sigmoid", margins), 1.0)
     return _named(graph, model, _index(graph, is_second), shares)
 
 
@@ -319,7 +319,7 @@ def _of_two(graph: Graph, second: str, one: Any) -> str:
 def _index(graph: Graph, is_second: str) -> str:
     """Return the index [rows] of one of two classes. `is_second` [rows, 1] is true where it is
     1."""
-    return graph.cast(graph.add("Squeeze", is_second, np.array([1])), TensorProto.INT64)
+    return graph.cast(graph.add("Squeeze", is_second, [1]), TensorProto.INT64)
 
 
 def _of_classes(graph: Graph, model: Any, shares: str) -> Outputs:
@@ -470,7 +470,7 @@ def _softmax(graph: Graph, sums: str) -> str:
     greatest = graph.add("ReduceMax", sums, axes=[1])
     powers = _exp(graph, graph.add("Sub", sums, greatest))
     doubles = graph.cast(powers, TensorProto.DOUBLE)
-    total = graph.add("ReduceSum", doubles, np.array([1]))
+    total = graph.add("ReduceSum", doubles, [1])
     return graph.add("Div", powers, graph.cast(total, TensorProto.FLOAT))
 
 
@@ -546,16 +546,14 @@ def _lightgbm_answer(graph: Graph, model: Any, sums: str) -> Outputs:
     numbers = dict(option.split(":") for option in options if ":" in option)
     if document["average_output"]:
         iterations = booster.num_trees() // document["num_tree_per_iteration"]
-        sums = graph.add("Div", sums, np.float64(iterations))
-    scaled = graph.add("Mul", sums, np.float64(numbers.get("sigmoid", 1)))
+        sums = graph.add("Div", sums, float(iterations))
+    scaled = graph.add("Mul", sums, float(numbers.get("sigmoid", 1)))
     if objective == "multiclass":
         return _of_classes(graph, model, graph.add("Softmax", sums, axis=1))
     if objective == "multiclassova":
         return _of_classes(graph, model, graph.add("Sigmoid", scaled))
     if objective == "binary" or (objective == "cross_entropy" and hasattr(model, "classes_")):
-        return _of_classes(
-            graph, model, _of_two(graph, graph.add("Sigmoid", scaled), np.float64(1))
-        )
+        return _of_classes(graph, model, _of_two(graph, graph.add("Sigmoid", scaled), 1.0))
     if objective == "cross_entropy":
         return {VARIABLE: graph.add("Sigmoid", sums)}
     if objective in ("poisson", "gamma", "tweedie"):

@@ -171,14 +171,14 @@ class _Network(ImageGraph):
         steps = np.arange(side)
         grid = np.stack(np.meshgrid(steps, steps), 2).astype(np.float32)  # x, y of each cell
         corners = (grid - np.float32((stretch - 1) / 2)) * np.float32(step)
-        table = self.add("Reshape", x, np.array([0, count, values, side, side]))
+        table = self.add("Reshape", x, [0, count, values, side, side])
         table = self.add("Transpose", table, perm=[0, 1, 3, 4, 2])
         centres, lengths, scores = self.split(table, [2, 2, values - 4], axis=4)
         centres = self.add("Mul", self.add("Sigmoid", centres), np.float32(stretch * step))
         centres = self.add("Add", centres, corners)
         lengths = self.add("Mul", self.add("Exp", lengths), anchors)
         rows = self.add("Concat", centres, lengths, self.add("Sigmoid", scores), axis=4)
-        self.heads.append(self.add("Reshape", rows, np.array([0, -1, values])))
+        self.heads.append(self.add("Reshape", rows, [0, -1, values]))
         self.boxes += count * side * side
         self.values = values
         return x, channels, side
