@@ -107,8 +107,6 @@ def _other_network(weights: Weights, heads: Sequence[Head]) -> BuildError:
         remedy = 'add "architectures" to it: ["ViTForImageClassification"]'
     elif other:
         remedy = f"without --client it becomes a model of the client {other.client}"
-    elif "ForMaskedImageModeling" in name:
-        remedy = "its encoder can be exported to ONNX and built without --client"
     ends = [f"…{end}" for head in heads for end in head.architectures]
     return BuildError(
         f"{weights.path} holds a {name} according to its config.json, and the networks that can be "

@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from build_engines.errors import BuildError, UsageError
+from build_engines.families import own_onnx, own_torchscript
 from build_engines.families.bundled import copy_example
-from build_engines.families.family import Family
+from build_engines.families.family import Family, Writer
 from build_engines.labels import write_labels
 from build_engines.model_spec import ModelSpec
 from build_engines.request import Request
-from build_engines.weights import Weights
+from build_engines.weights import CHECKPOINT, ONNX_FILE, TORCHSCRIPT_FILE, Weights
 from clients._image_settings import keeps_ratio
 from clients._labels import DEFAULT_LABELS
 
@@ -51,6 +52,14 @@ def write_model(family: Family, weights: Weights, request: Request, folder: Path
         model_spec = replace(model_spec, max_batch_size=1, lengths=(1, shorter, longer))
     copy_example(family.example, folder)
     return model_spec
+
+
+# the writers of families whose client takes one image
+WRITERS: dict[str, Writer] = {
+    ONNX_FILE: own_onnx.write_model,
+    TORCHSCRIPT_FILE: own_torchscript.write_model,
+    CHECKPOINT: write_model,
+}
 
 
 def labels_of(config: Mapping[str, Any]) -> tuple[str, ...]:

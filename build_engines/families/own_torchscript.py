@@ -34,7 +34,7 @@ def write_model(family: Family, weights: Weights, request: Request, folder: Path
     path = weights.path
     module = _read(path)
     inputs = parse_inputs(request.inputs)
-    outputs = _run(path, module, inputs, batching=batch > 0)
+    outputs = _run(request, module, inputs, batching=batch > 0)
     shutil.copyfile(path, folder / "1" / "model.pt")
     spec = replace(
         spec_without_tensors(family, request, folder),
@@ -107,7 +107,7 @@ def _read(path: Path) -> Any:
 
 
 def _run(
-    path: Path, module: Any, inputs: tuple[TensorSpec, ...], batching: bool
+    request: Request, module: Any, inputs: tuple[TensorSpec, ...], batching: bool
 ) -> tuple[TensorSpec, ...]:
     """Return the specs of the outputs. A dimension is variable if it differs between two runs with
     different sizes."""
@@ -120,7 +120,7 @@ def _run(
     except (RuntimeError, ValueError, TypeError, AttributeError) as err:
         reason = str(err).strip().splitlines()[-1]
         raise BuildError(
-            f"{path} does not run on random inputs {_written(inputs)}: {reason}"
+            f"--input {' '.join(request.inputs)}: the file does not run on such tensors: {reason}"
         ) from err
     return tuple(_output(name, one[name], other[name], batching) for name in one)
 
@@ -133,9 +133,3 @@ def _output(name: str, one: Any, other: Any, batching: bool) -> TensorSpec:
             f"output '{name}' has no batch dimension; build it with --max-batch-size 0"
         )
     return TensorSpec(name, Tensor.of(name, one).datatype, shape[int(batching) :])
-
-
-def _written(inputs: Sequence[TensorSpec]) -> str:
-    dims = [",".join(map(str, spec.shape)) for spec in inputs]
-    pairs = zip(inputs, dims, strict=True)
-    return ", ".join(f"{spec.datatype}:{text}" for spec, text in pairs)
