@@ -201,9 +201,11 @@ def missing_columns(
     columns: Sequence[Column],
     cells: Sequence[Array],
     limits: Limits,
+    selects_columns: bool,
 ) -> list[int]:
     """Return the indices of the columns in which cells may be missing, because the model and its
-    ONNX file answer such rows alike."""
+    ONNX file answer such rows alike. Unless its first step selects columns, a column of numbers
+    seems to accept missing cells only if the model hardly uses it."""
 
     def takes(indices: Sequence[int]) -> bool:
         rows = with_missing(cells, columns, indices)
@@ -220,9 +222,7 @@ def missing_columns(
     ]
     if not able or takes(able):
         return able
-    first = estimator.steps[0][1] if hasattr(estimator, "steps") else estimator
-    if not hasattr(first, "transformers_"):
-        # a column of numbers seems to take missing cells only if the model hardly uses it
+    if not selects_columns:
         able = [index for index in able if columns[index].datatype == "BYTES"]
     accepting = [index for index in able if takes([index])]
     return accepting if len(accepting) < 2 or takes(accepting) else []

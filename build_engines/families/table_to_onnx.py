@@ -66,7 +66,7 @@ def convert(estimator: Any, inputs: Sequence[TensorSpec] = ()) -> Converted:
     What skl2onnx converts computes in FP64 if that is supported and gives the same answers, and
     otherwise in FP32. Trees within other models always compute in FP32.
     """
-    estimator = _chosen(estimator)
+    estimator = _unwrapped(estimator)
     _check_kind(estimator)
     _, last = _parts(estimator)
     if hasattr(last, "get_booster"):
@@ -90,8 +90,13 @@ def convert(estimator: Any, inputs: Sequence[TensorSpec] = ()) -> Converted:
 def _converted(graph: TableGraph, estimator: Any, columns: Sequence[Column]) -> Converted:
     """Write the steps, and the model after them, into the graph. Compare the graph's answers with
     those of the estimator."""
-    cells = _inputs(graph, columns, estimator)
     steps, last = _parts(estimator)
+    first = [*steps, last][0]
+    selects_columns = hasattr(first, "transformers_")
+    have_names = all(column.name for column in columns)
+    have_other_types = len({column.datatype for column in columns}) > 1
+    are_apart = have_other_types or (selects_columns and have_names)
+    cells = _inputs(graph, columns, are_apart)
     table = Table(cells)
     for step in steps:
         table = table_steps.apply(graph, step, table)
@@ -125,9 +130,9 @@ def _converted(graph: TableGraph, estimator: Any, columns: Sequence[Column]) -> 
         _compare_trees(estimator, last, ensembles[0])
     share = compared(expected, model, inputs, limits)
     _check_share(estimator, limits, share, len(rows[0]), "like those of training")
-    able = missing_columns(estimator, model, known, rows, limits)
+    able = missing_columns(estimator, model, known, rows, limits, selects_columns)
     kept = list(range(len(known)))
-    if are_apart(known, estimator) and all(column.name for column in known):
+    if are_apart and have_names:
         kept = table_repair.drop_unused_inputs(model)
     return Converted(
         model=model,
@@ -249,9 +254,9 @@ def _are_whole_in_fp32(
     return trees.in_fp32
 
 
-def _inputs(graph: Graph, columns: Sequence[Column], estimator: Any) -> list[Cells]:
-    """Add an input for each column, or one input for all columns."""
-    if not are_apart(columns, estimator):
+def _inputs(graph: Graph, columns: Sequence[Column], are_apart: bool) -> list[Cells]:
+    """Add an input for each column if they `are_apart`, or else one input for all columns."""
+    if not are_apart:
         datatype, width = columns[0].datatype, len(columns)
         name = graph.input(MATRIX, datatype, [None, width])
         return [Cells(name, index, width, datatype) for index in range(width)]
@@ -335,27 +340,22 @@ def _library(estimator: Any) -> str:
     return type(estimator).__module__.partition(".")[0]
 
 
-def _chosen(estimator: Any) -> Any:
-    """If the model is a search over parameters, return its best model, which gives the search's
-    answers. Drop a pipeline's steps that do nothing."""
-    while hasattr(estimator, "best_estimator_"):
-        estimator = estimator.best_estimator_
-    if not hasattr(estimator, "steps"):
-        return estimator
-    active = [each for each in estimator.steps if each[1] not in (None, "passthrough")]
-    pipeline = copy(estimator)
-    if active:
-        pipeline.steps = [(name, _chosen(step)) for name, step in active]
-    return pipeline
+def _unwrapped(step: Any) -> Any:
+    """Return the best model of a search over parameters, which gives the search's answers, or else
+    the step itself."""
+    while hasattr(step, "best_estimator_"):
+        step = step.best_estimator_
+    return step
 
 
 def _parts(estimator: Any) -> tuple[list[Any], Any]:
-    """Return the steps, and the model after them. HistGradientBoosting has a step of its own for
-    categorical columns."""
+    """Return the steps that do something, and the model after them. HistGradientBoosting has a step
+    of its own for categorical columns."""
     steps: list[Any] = []
     while hasattr(estimator, "steps"):
-        steps += [step for _, step in estimator.steps[:-1]]
-        estimator = estimator.steps[-1][1]
+        before = [_unwrapped(step) for _, step in estimator.steps[:-1]]
+        steps += [step for step in before if step not in (None, "passthrough")]
+        estimator = _unwrapped(estimator.steps[-1][1])
     if getattr(estimator, "_preprocessor", None) is not None:
         steps.append(estimator._preprocessor)
         estimator = copy(estimator)
@@ -409,6 +409,7 @@ def _readers(
 ) -> Iterator[tuple[Any, Sequence[int], bool]]:
     """Yield each step that reads columns as the model gets them, except that an imputer may have
     filled missing cells. Yield the columns' indices with it, and whether an imputer has."""
+    step = _unwrapped(step)
     if hasattr(step, "steps"):
         for _, each in step.steps:
             yield from _readers(each, indices, is_filled)
@@ -474,15 +475,6 @@ def _names(estimator: Any) -> list[str]:
             f"a {type(estimator).__name__} that is not trained, or not on rows, cannot be served"
         )
     return [str(name) for name in getattr(estimator, "feature_names_in_", [""] * count)]
-
-
-def are_apart(columns: Sequence[Column], estimator: Any) -> bool:
-    """Return whether each column is an input of its own, because their types differ or because a
-    step selects columns by name."""
-    first = estimator.steps[0][1] if hasattr(estimator, "steps") else estimator
-    return len({column.datatype for column in columns}) > 1 or (
-        hasattr(first, "transformers_") and all(column.name for column in columns)
-    )
 
 
 def best_trees(booster: Any) -> Any:
