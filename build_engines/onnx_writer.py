@@ -84,7 +84,7 @@ class Graph:
 
     def output(self, name: str, shape: Shape | None = None) -> None:
         """Declare a tensor as an output of FP32. Without a `shape`, leave its type open:
-        table_repair.set_shapes determines it by a run."""
+        set_shapes of tables/repair.py determines it by a run."""
         value = onnx.ValueInfoProto(name=name)
         if shape is not None:
             value = helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)

@@ -1,5 +1,5 @@
 """Turns models of scikit-learn, XGBoost and LightGBM, and ONNX files of them, into model folders
-for the client `table`. table_to_onnx.py converts the models."""
+for the client `table`. tables/ converts the models."""
 
 import json
 import re
@@ -15,7 +15,7 @@ import onnx
 from build_engines.errors import BuildError, UsageError, first_line
 from build_engines.families.family import Family
 from build_engines.families.own_torchscript import parse_inputs
-from build_engines.families.table_repair import (
+from build_engines.families.tables.repair import (
     BATCH_SIZE,
     INSTEAD,
     OF_CATBOOST,
@@ -56,10 +56,10 @@ def write_model(_: Family, weights: Weights, request: Request, folder: Path) -> 
 
 
 def _converted(request: Request, weights: Weights, folder: Path) -> Any:
-    """Return the model as table_to_onnx converts it. Write columns.txt, categories.json and
+    """Return the model as tables/ converts it. Write columns.txt, categories.json and
     example.json."""
     estimator = read(weights, request.allow_pickle)
-    from build_engines.families.table_to_onnx import convert
+    from build_engines.families.tables.to_onnx import convert
 
     inputs = parse_inputs(request.inputs) if request.inputs else ()
     converted = convert(estimator, inputs)
@@ -172,7 +172,7 @@ class Unused:
 def _xgboost(path: Path, _: bool) -> Any:
     import xgboost
 
-    from build_engines.families.table_to_onnx import best_trees
+    from build_engines.families.tables.trees import best_trees
 
     booster = xgboost.Booster(model_file=str(path))
     best = best_trees(booster)

@@ -183,12 +183,12 @@ def kind_of(model: Any) -> str:
     return next((name for name in KINDS if name in names), "")
 
 
-def read(model: Any) -> Trees:
+def read_trees(model: Any) -> Trees:
     """Return the trees of a model that has a kind. Raise BuildError if they cannot be converted."""
     return KINDS[kind_of(model)].read(model)
 
 
-def write(graph: Graph, model: Any, trees: Trees, cells: str) -> Outputs:
+def write_trees(graph: Graph, model: Any, trees: Trees, cells: str) -> Outputs:
     """Add the model's `trees` for the matrix `cells`. Return its outputs, the prediction first.
     Raise BuildError if they cannot be converted."""
     return KINDS[kind_of(model)].answer(graph, model, add_up(graph, cells, trees))
@@ -341,12 +341,34 @@ def _named(graph: Graph, model: Any, index: str, shares: str) -> Outputs:
     return {LABEL: graph.add("Gather", values, index), PROBABILITIES: shares}
 
 
+def booster_of(model: Any) -> Any:
+    """Return XGBoost's or LightGBM's inner Booster, or any other model itself."""
+    if hasattr(model, "get_booster"):
+        return model.get_booster()
+    return getattr(model, "booster_", model)
+
+
+def objective_of(model: Any) -> str:
+    """Return the objective of a model of XGBoost or LightGBM, as its own file names it."""
+    booster = booster_of(model)
+    if hasattr(booster, "save_config"):
+        return str(json.loads(booster.save_config())["learner"]["objective"]["name"])
+    return str(booster.dump_model(num_iteration=1).get("objective", "custom"))
+
+
 # --- XGBoost
+
+
+def best_trees(booster: Any) -> Any:
+    """Return XGBoost's Booster up to its best round, or the whole Booster if it did not stop
+    early."""
+    best = booster.attr("best_iteration")
+    return booster[: int(best) + 1] if best else booster
 
 
 def _xgboost(model: Any) -> Trees:
     """Read XGBoost's trees."""
-    booster = model.get_booster() if hasattr(model, "get_booster") else model
+    booster = booster_of(model)
     document = json.loads(booster.save_raw("json"))
     gradient_booster = document["learner"]["gradient_booster"]
     if gradient_booster["name"] != "gbtree":
@@ -401,16 +423,6 @@ def _of_json(tree: Mapping[str, Any]) -> Tree:
         np.array(tree["default_left"]),
         values[:, None],
     )
-
-
-def objective_of(model: Any) -> str:
-    """Return the objective of a model of XGBoost or LightGBM, as its own file names it."""
-    if hasattr(model, "get_booster"):
-        model = model.get_booster()
-    if hasattr(model, "save_config"):
-        return str(json.loads(model.save_config())["learner"]["objective"]["name"])
-    booster = getattr(model, "booster_", model)
-    return str(booster.dump_model(num_iteration=1).get("objective", "custom"))
 
 
 IDENTITY = (
@@ -478,7 +490,7 @@ def _softmax(graph: Graph, sums: str) -> str:
 
 
 def _lightgbm(model: Any) -> Trees:
-    booster = getattr(model, "booster_", model)
+    booster = booster_of(model)
     document = booster.dump_model()
     if document["pandas_categorical"]:
         raise BuildError(
@@ -540,7 +552,7 @@ def _of_dump(root: Mapping[str, Any], missing: dict[int, set[str]], most: Array)
 
 def _lightgbm_answer(graph: Graph, model: Any, sums: str) -> Outputs:
     """Turn the sums into answers, according to the objective, in FP64."""
-    booster = getattr(model, "booster_", model)
+    booster = booster_of(model)
     document = booster.dump_model(num_iteration=1)
     objective, *options = str(document.get("objective", "custom")).split(" ")
     numbers = dict(option.split(":") for option in options if ":" in option)

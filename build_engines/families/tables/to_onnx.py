@@ -1,14 +1,10 @@
-"""Converts trained models of scikit-learn, XGBoost and LightGBM to ONNX.
+"""Converts trained models of scikit-learn, XGBoost and LightGBM to ONNX. Steps that steps.py
+converts, and models of trees, answer exactly as the library does."""
 
-table_steps writes the steps before a model, and table_trees writes models of trees; both answer
-exactly as the library does. skl2onnx converts all other steps and models (table_skl2onnx).
-"""
-
-import re
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,24 +12,43 @@ import onnx
 from onnx import TensorProto
 
 from build_engines.errors import BuildError, UsageError
-from build_engines.families import table_repair, table_skl2onnx, table_steps, table_trees
-from build_engines.families.table_rows import (
+from build_engines.families.tables.by_skl2onnx import TableGraph, insert
+from build_engines.families.tables.columns import (
+    Array,
+    Column,
+    columns_of,
+    named,
+    names_of,
+    unwrapped,
+)
+from build_engines.families.tables.repair import (
+    BATCH_SIZE,
+    INSTEAD,
+    OF_CATBOOST,
+    Class,
+    drop_unused_inputs,
+    set_shapes,
+)
+from build_engines.families.tables.rows import (
     EXACT,
     PREDICTIONS,
     USUAL,
-    Array,
-    Column,
     Limits,
     answers,
     compared,
     feed,
-    is_missing,
-    learned,
     missing_columns,
     sample,
 )
-from build_engines.families.table_skl2onnx import TableGraph
-from build_engines.families.table_steps import Cells, Table
+from build_engines.families.tables.steps import Cells, Table, apply_step, matrix, with_absent
+from build_engines.families.tables.trees import (
+    Outputs,
+    Trees,
+    best_trees,
+    kind_of,
+    read_trees,
+    write_trees,
+)
 from build_engines.onnx_writer import Graph
 from clients.base import TensorSpec
 
@@ -52,7 +67,7 @@ class Converted:
     rows for them like those of training. `missing` is the client's setting, or "" for none."""
 
     model: onnx.ModelProto
-    classes: tuple[table_repair.Class, ...]
+    classes: tuple[Class, ...]
     columns: list[Column]
     cells: list[Array]
     batch_size: int
@@ -66,7 +81,7 @@ def convert(estimator: Any, inputs: Sequence[TensorSpec] = ()) -> Converted:
     What skl2onnx converts computes in FP64 if that is supported and gives the same answers, and
     otherwise in FP32. Trees within other models always compute in FP32.
     """
-    estimator = _unwrapped(estimator)
+    estimator = unwrapped(estimator)
     _check_kind(estimator)
     _, last = _parts(estimator)
     if hasattr(last, "get_booster"):
@@ -75,7 +90,7 @@ def convert(estimator: Any, inputs: Sequence[TensorSpec] = ()) -> Converted:
         last._Booster = best_trees(last.get_booster())
     columns = columns_of(estimator)
     if inputs:
-        columns = _named(inputs, columns)
+        columns = named(inputs, columns)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the libraries warn about arrays without column names
         graph = TableGraph("FP32" if _inner_trees(last) else "FP64")
@@ -99,25 +114,24 @@ def _converted(graph: TableGraph, estimator: Any, columns: Sequence[Column]) -> 
     cells = _inputs(graph, columns, are_apart)
     table = Table(cells)
     for step in steps:
-        table = table_steps.apply(graph, step, table)
-    is_of_trees = bool(table_trees.kind_of(last))
-    inner = [last] if is_of_trees else _inner_trees(last)
-    ensembles = [table_trees.read(each) for each in inner]
+        table = apply_step(graph, step, table)
+    inner = [last] if kind_of(last) else _inner_trees(last)
+    ensembles = [read_trees(each) for each in inner]
     known = _with_thresholds(columns, cells, table, ensembles)
     rows = sample(known)
     expected = answers(estimator, rows, known)
     _check_labels(estimator, expected)
     if inner:
         _check_exact(graph, last, table, ensembles)
-    if is_of_trees:
+    if kind_of(last):
+        (trees,) = ensembles
         limits = EXACT
-        batch_size = max(min(table_repair.BATCH_SIZE, MOST_VALUES // ensembles[0].values), 1)
-        values = _values_of_trees(graph, steps, last, ensembles[0], table)
-        outputs = table_trees.write(graph, last, ensembles[0], values)
+        batch_size = max(min(BATCH_SIZE, MOST_VALUES // trees.values), 1)
+        outputs = write_trees(graph, last, trees, _cells_of_trees(graph, steps, last, trees, table))
+        _compare_trees(estimator, last, trees)
     else:
-        limits, batch_size = USUAL, table_repair.BATCH_SIZE
-        values = table_steps.matrix(graph, table.cells)
-        outputs = table_skl2onnx.insert(graph, last, values, len(table.cells))
+        limits, batch_size = USUAL, BATCH_SIZE
+        outputs = insert(graph, last, matrix(graph, table.cells), len(table.cells))
     classes = np.asarray(getattr(estimator, "classes_", ()))
     if classes.tolist() == BOOLEANS and classes.dtype == bool:
         prediction = next(iter(outputs))
@@ -125,15 +139,13 @@ def _converted(graph: TableGraph, estimator: Any, columns: Sequence[Column]) -> 
         classes = np.array(())
     model = _model(graph, outputs)
     inputs = feed(model, rows, known)
-    table_repair.set_shapes(model, inputs)
-    if is_of_trees:
-        _compare_trees(estimator, last, ensembles[0])
+    set_shapes(model, inputs)
     share = compared(expected, model, inputs, limits)
     _check_share(estimator, limits, share, len(rows[0]), "like those of training")
     able = missing_columns(estimator, model, known, rows, limits, selects_columns)
     kept = list(range(len(known)))
     if are_apart and have_names:
-        kept = table_repair.drop_unused_inputs(model)
+        kept = drop_unused_inputs(model)
     return Converted(
         model=model,
         classes=tuple(classes.tolist()),
@@ -160,7 +172,7 @@ def _check_share(estimator: Any, limits: Limits, share: float, rows: int, which:
         raise BuildError(
             f"the ONNX file answers differently from the {type(estimator).__name__} ({part} "
             "alike): its converter does not support something that the model does; "
-            f"{table_repair.INSTEAD}"
+            f"{INSTEAD}"
         )
 
 
@@ -173,15 +185,13 @@ def _check_labels(estimator: Any, expected: Mapping[str, Any]) -> None:
         )
 
 
-def _check_exact(
-    graph: TableGraph, last: Any, table: Table, ensembles: Sequence[table_trees.Trees]
-) -> None:
+def _check_exact(graph: TableGraph, last: Any, table: Table, ensembles: Sequence[Trees]) -> None:
     """Raise BuildError if the cells that trees compare may differ in their last bits from those of
     the library. Trees within another model are converted by skl2onnx, and compare in FP32."""
     name, where = type(last).__name__, ""
     if graph.parts:
         where = f"a {graph.parts[0]} before trees is"
-    elif table_trees.kind_of(last):
+    elif kind_of(last):
         return
     elif table.sparse or _has_steps(last):
         where = f"steps before the trees within a {name} are"
@@ -200,10 +210,7 @@ def _has_steps(model: Any) -> bool:
 
 
 def _with_thresholds(
-    columns: Sequence[Column],
-    cells: Sequence[Cells],
-    table: Table,
-    ensembles: Sequence[table_trees.Trees],
+    columns: Sequence[Column], cells: Sequence[Cells], table: Table, ensembles: Sequence[Trees]
 ) -> list[Column]:
     """Return the columns, with the thresholds of the trees that read them unchanged. The columns
     enter the graph as `cells`, and the trees read `table`."""
@@ -216,18 +223,18 @@ def _with_thresholds(
     return known
 
 
-def _values_of_trees(
-    graph: Graph, steps: Sequence[Any], last: Any, trees: table_trees.Trees, table: Table
+def _cells_of_trees(
+    graph: Graph, steps: Sequence[Any], last: Any, trees: Trees, table: Table
 ) -> str:
     """Return the FP64 matrix whose cells the trees compare with their thresholds."""
     in_fp32 = _are_whole_in_fp32(steps, last, trees, table.cells)
-    values = table_steps.matrix(graph, table.cells, in_fp32)
+    values = matrix(graph, table.cells, in_fp32)
     if table.sparse and _library(last) == "xgboost":
-        values = table_steps.with_absent(graph, values, table.cells)
+        values = with_absent(graph, values, table.cells)
     return values
 
 
-def _model(graph: Graph, outputs: table_trees.Outputs) -> onnx.ModelProto:
+def _model(graph: Graph, outputs: Outputs) -> onnx.ModelProto:
     """Return the model with these outputs. If a column has an output's name, the output's is
     changed."""
     for name, tensor in outputs.items():
@@ -236,7 +243,7 @@ def _model(graph: Graph, outputs: table_trees.Outputs) -> onnx.ModelProto:
 
 
 def _are_whole_in_fp32(
-    steps: Sequence[Any], last: Any, trees: table_trees.Trees, cells: Sequence[Cells]
+    steps: Sequence[Any], last: Any, trees: Trees, cells: Sequence[Cells]
 ) -> bool:
     """Return whether the library rounds whole numbers to FP32 directly, rather than to FP64 first.
     XGBoost does if no steps come before it, because it reads each column of a frame by itself.
@@ -249,7 +256,7 @@ def _are_whole_in_fp32(
     if any(cell.datatype != "INT64" for cell in cells):
         return False
     if library == "lightgbm":
-        was_fitted_on_frame = bool(_names(last)[0])
+        was_fitted_on_frame = bool(names_of(last)[0])
         return bool(steps) or not was_fitted_on_frame
     return trees.in_fp32
 
@@ -270,24 +277,24 @@ def _input_names(columns: Sequence[Column]) -> list[str]:
     return [column.name or f"column_{index}" for index, column in enumerate(columns)]
 
 
-def _compare_trees(estimator: Any, last: Any, trees: table_trees.Trees) -> None:
+def _compare_trees(estimator: Any, last: Any, trees: Trees) -> None:
     """Compare the trees without the steps before them, at every threshold and at the nearest
     numbers on both sides of it, in FP32 and in FP64."""
     rng = np.random.default_rng(0)
-    columns = [Column(name) for name in _names(last)]
+    columns = [Column(name) for name in names_of(last)]
     asked = {
         feature: _near(values, np.nan if trees.most is None else trees.most[feature])
         for feature, values in trees.thresholds().items()
     }
     count = min(max(map(len, asked.values()), default=1), MOST_ROWS)
-    matrix = np.zeros((count, len(columns)))
+    rows = np.zeros((count, len(columns)))
     for feature, values in asked.items():
-        matrix[:, feature] = np.resize(rng.permutation(values), count)
+        rows[:, feature] = np.resize(rng.permutation(values), count)
     graph = Graph()
     name = graph.input(MATRIX, "FP64", [None, len(columns)])
-    model = _model(graph, table_trees.write(graph, last, trees, name))
-    expected = answers(last, list(matrix.T), columns)
-    share = compared(expected, model, {MATRIX: matrix}, EXACT)
+    model = _model(graph, write_trees(graph, last, trees, name))
+    expected = answers(last, list(rows.T), columns)
+    share = compared(expected, model, {MATRIX: rows}, EXACT)
     _check_share(estimator, EXACT, share, count, "at the thresholds of its trees")
 
 
@@ -303,22 +310,12 @@ def _near(thresholds: Array, most: float) -> Array:
     return np.asarray(np.unique(np.concatenate(parts).astype(float)))
 
 
-def _named(inputs: Sequence[TensorSpec], columns: Sequence[Column]) -> list[Column]:
-    """Return the user's columns, with the categories that the model knows of each."""
-    if len(inputs) != len(columns):
-        raise UsageError(f"{len(inputs)} times --input, but the model takes {len(columns)} columns")
-    return [
-        replace(each, name=spec.name, datatype=spec.datatype)
-        for spec, each in zip(inputs, columns, strict=True)
-    ]
-
-
 def _check_kind(estimator: Any) -> None:
     """Raise UsageError if the object is not a model of tables, and BuildError for a model that
     skl2onnx would convert to a different one."""
     name = type(estimator).__name__
     if _library(estimator) == "catboost":
-        raise UsageError(f"the file holds a {name}: {table_repair.OF_CATBOOST}")
+        raise UsageError(f"the file holds a {name}: {OF_CATBOOST}")
     if _library(estimator) not in LIBRARIES and not hasattr(estimator, "__sklearn_tags__"):
         raise UsageError(
             f"the file holds a {name}, which is not a model of scikit-learn, XGBoost or LightGBM"
@@ -327,12 +324,12 @@ def _check_kind(estimator: Any) -> None:
         if hasattr(step, "vocabulary_") or type(step).__name__ == "HashingVectorizer":
             raise UsageError(
                 f"a {type(step).__name__} takes texts, which are not columns of a table: serve the "
-                f"model as a Python model ({table_repair.INSTEAD})"
+                f"model as a Python model ({INSTEAD})"
             )
         if type(step).__name__ in ("TunedThresholdClassifierCV", "FixedThresholdClassifier"):
             raise BuildError(
                 f"skl2onnx ignores the threshold of a {type(step).__name__}: build its estimator_ "
-                f"and compare the probability yourself, or {table_repair.INSTEAD}"
+                f"and compare the probability yourself, or {INSTEAD}"
             )
 
 
@@ -340,22 +337,14 @@ def _library(estimator: Any) -> str:
     return type(estimator).__module__.partition(".")[0]
 
 
-def _unwrapped(step: Any) -> Any:
-    """Return the best model of a search over parameters, which gives the search's answers, or else
-    the step itself."""
-    while hasattr(step, "best_estimator_"):
-        step = step.best_estimator_
-    return step
-
-
 def _parts(estimator: Any) -> tuple[list[Any], Any]:
     """Return the steps that do something, and the model after them. HistGradientBoosting has a step
     of its own for categorical columns."""
     steps: list[Any] = []
     while hasattr(estimator, "steps"):
-        before = [_unwrapped(step) for _, step in estimator.steps[:-1]]
+        before = [unwrapped(step) for _, step in estimator.steps[:-1]]
         steps += [step for step in before if step not in (None, "passthrough")]
-        estimator = _unwrapped(estimator.steps[-1][1])
+        estimator = unwrapped(estimator.steps[-1][1])
     if getattr(estimator, "_preprocessor", None) is not None:
         steps.append(estimator._preprocessor)
         estimator = copy(estimator)
@@ -379,113 +368,11 @@ def _within(estimator: Any) -> list[Any]:
             pending += each.ravel().tolist()
         elif hasattr(each, "get_params") or hasattr(each, "calibrators"):
             found.append(each)
-            pending += [] if table_trees.kind_of(each) else vars(each).values()
+            pending += [] if kind_of(each) else vars(each).values()
     return found
 
 
 def _inner_trees(model: Any) -> list[Any]:
     """Return the trained models of trees within a model of another kind."""
-    inner = [each for each in _within(model) if each is not model and table_trees.kind_of(each)]
+    inner = [each for each in _within(model) if each is not model and kind_of(each)]
     return [each for each in inner if getattr(each, "n_features_in_", 0)]
-
-
-def columns_of(estimator: Any) -> list[Column]:
-    """Return the columns, with their names in training and with what is known about them from the
-    steps that read them."""
-    columns = [Column(name) for name in _names(estimator)]
-    for step, indices, is_filled in _readers(estimator, range(len(columns))):
-        for index, points in zip(indices, learned(step, len(indices)), strict=True):
-            columns[index] = columns[index].near(points)
-        for index in indices if _fills(step) else ():
-            columns[index] = replace(columns[index], missing=step.missing_values)
-        for index, categories in zip(indices, getattr(step, "categories_", ()), strict=False):
-            closed = getattr(step, "handle_unknown", "") == "error"
-            columns[index] = _with_categories(columns[index], categories, closed, is_filled)
-    return columns
-
-
-def _readers(
-    step: Any, indices: Sequence[int], is_filled: bool = False
-) -> Iterator[tuple[Any, Sequence[int], bool]]:
-    """Yield each step that reads columns as the model gets them, except that an imputer may have
-    filled missing cells. Yield the columns' indices with it, and whether an imputer has."""
-    step = _unwrapped(step)
-    if hasattr(step, "steps"):
-        for _, each in step.steps:
-            yield from _readers(each, indices, is_filled)
-            is_filled = is_filled or _fills(each)
-            if each not in (None, "passthrough") and not hasattr(each, "statistics_"):
-                break
-    elif hasattr(step, "transformers_"):
-        for name, each, _ in step.transformers_:
-            chosen = [indices[place] for place in step._transformer_to_input_indices[name]]
-            yield from _readers(each, chosen, is_filled)
-    elif hasattr(step, "transformer_list"):
-        for _, each in step.transformer_list:
-            yield from _readers(each, indices, is_filled)
-    elif getattr(step, "_preprocessor", None) is not None:
-        yield from _readers(step._preprocessor, indices, is_filled)
-    else:
-        yield step, indices, is_filled
-
-
-def _fills(step: Any) -> bool:
-    """Return whether the step is an imputer that fills cells without a value."""
-    return hasattr(step, "statistics_") and is_missing(step.missing_values)
-
-
-def _with_categories(column: Column, categories: Array, closed: bool, is_filled: bool) -> Column:
-    """Return the column with the categories of an encoder. If several encoders read the column, it
-    has those of the ones that refuse all other values, without those that one of them refuses."""
-    if column.closed and not closed:
-        return column
-    values = tuple(categories.tolist())
-    if column.closed:
-        values = tuple(each for each in column.values if is_missing(each) or each in values)
-        is_filled = is_filled and column.filled
-    kind = categories.dtype.kind
-    datatype = "BYTES" if kind in "OSU" else "INT64" if kind in "iu" else column.datatype
-    return replace(
-        column,
-        datatype=datatype,
-        values=values,
-        closed=closed,
-        filled=is_filled,
-        missing=next(filter(is_missing, values), column.missing),
-        dtype=categories.dtype if kind in "iu" else None,
-    )
-
-
-def _names(estimator: Any) -> list[str]:
-    """Return a name for each column: "" if the columns have no names."""
-    booster = booster_of(estimator)
-    if type(booster).__module__.startswith("xgboost"):
-        return list(booster.feature_names or [""] * booster.num_features())
-    # LightGBM's Booster, which calls columns without names Column_0 …
-    if hasattr(booster, "num_feature"):
-        names = booster.feature_name()
-        return (
-            [""] * len(names)
-            if all(re.fullmatch(r"Column_\d+", name) for name in names)
-            else list(names)
-        )
-    count = int(getattr(estimator, "n_features_in_", 0))
-    if not count:
-        raise UsageError(
-            f"a {type(estimator).__name__} that is not trained, or not on rows, cannot be served"
-        )
-    return [str(name) for name in getattr(estimator, "feature_names_in_", [""] * count)]
-
-
-def best_trees(booster: Any) -> Any:
-    """Return XGBoost's Booster up to its best round, or the whole Booster if it did not stop
-    early."""
-    best = booster.attr("best_iteration")
-    return booster[: int(best) + 1] if best else booster
-
-
-def booster_of(estimator: Any) -> Any:
-    """Return XGBoost's or LightGBM's inner Booster, or any other estimator itself."""
-    if hasattr(estimator, "get_booster"):
-        return estimator.get_booster()
-    return getattr(estimator, "booster_", estimator)

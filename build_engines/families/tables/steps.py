@@ -14,10 +14,9 @@ import numpy as np
 from onnx import TensorProto
 
 from build_engines.errors import BuildError
-from build_engines.families import table_skl2onnx
-from build_engines.families.table_repair import INSTEAD
-from build_engines.families.table_rows import Array, is_missing
-from build_engines.families.table_skl2onnx import TableGraph
+from build_engines.families.tables.by_skl2onnx import TableGraph, insert
+from build_engines.families.tables.columns import Array, is_missing
+from build_engines.families.tables.repair import INSTEAD
 from build_engines.onnx_writer import ML, Graph
 
 MOST = np.iinfo(np.int64).max
@@ -96,7 +95,7 @@ def _joined(parts: Sequence[Table], sparse: bool) -> Table:
     return Table(cells, sparse)
 
 
-def apply(graph: TableGraph, step: Any, table: Table) -> Table:
+def apply_step(graph: TableGraph, step: Any, table: Table) -> Table:
     """Return the columns that the fitted step computes from `table`. Raise BuildError if the step
     cannot be converted."""
     if step in (None, "passthrough"):
@@ -110,7 +109,7 @@ def apply(graph: TableGraph, step: Any, table: Table) -> Table:
 def _by_skl2onnx(graph: TableGraph, step: Any, table: Table) -> Table:
     """Let skl2onnx convert a step. Its answers may differ in the last bits."""
     values = matrix(graph, table.cells)
-    outputs = table_skl2onnx.insert(graph, step, values, len(table.cells))
+    outputs = insert(graph, step, values, len(table.cells))
     if len(outputs) > 1:
         raise BuildError(
             f"skl2onnx does not convert what a {type(step).__name__} gives to the next step"
@@ -123,7 +122,7 @@ def _by_skl2onnx(graph: TableGraph, step: Any, table: Table) -> Table:
 
 def _pipeline(graph: TableGraph, step: Any, table: Table) -> Table:
     for _, each in step.steps:
-        table = apply(graph, each, table)
+        table = apply_step(graph, each, table)
     return table
 
 
@@ -134,7 +133,7 @@ def _transformers(graph: TableGraph, step: Any, table: Table) -> Table:
             continue
         chosen = [table.cells[index] for index in step._transformer_to_input_indices[name]]
         if chosen:
-            made = apply(graph, transformer, Table(chosen, table.sparse))
+            made = apply_step(graph, transformer, Table(chosen, table.sparse))
             parts.append(_weighted(graph, made, step.transformer_weights, name))
     return _joined(parts, step.sparse_output_)
 
@@ -143,7 +142,7 @@ def _union(graph: TableGraph, step: Any, table: Table) -> Table:
     parts: list[Table] = []
     for name, transformer in step.transformer_list:
         if transformer != "drop":
-            made = apply(graph, transformer, table)
+            made = apply_step(graph, transformer, table)
             parts.append(_weighted(graph, made, step.transformer_weights, name))
     return _joined(parts, any(part.sparse for part in parts))
 

@@ -2,42 +2,26 @@
 answer them."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import onnx
-from numpy.typing import NDArray
 from onnx import helper
 
 from build_engines.errors import BuildError, brief
-from build_engines.families.table_repair import run
-from build_engines.families.table_trees import objective_of
+from build_engines.families.tables.columns import Array, Column, is_missing
+from build_engines.families.tables.repair import run
+from build_engines.families.tables.trees import objective_of
 
-Array = NDArray[Any]
 PREDICTIONS, PROBABILITIES = "predictions", "probabilities"
 ROWS = 500
 AT_ONCE = 1000  # rows per run
 EMPTY = 0.5  # the share of missing cells in columns that accept them
-LEARNED = (  # attributes with a value, or a row of values, for each column
-    "statistics_",
-    "data_min_",
-    "data_max_",
-    "max_abs_",
-    "theta_",
-    "means_",
-    "xbar_",
-    "quantiles_",
-    "cluster_centers_",
-    "support_vectors_",
-    "_fit_X",
-    "X_train_",
-)
 # objectives of Boosters whose answers are probabilities
 _PROBABLE = ("binary:logistic", "multi:softprob", "binary", "multiclass", "multiclassova")
 # the threshold at which trees split a column of Booleans, in scikit-learn, XGBoost and LightGBM
 OF_BOOLEANS = (0.5, 1.0, float(np.float32(1e-35)))
-CENTERS = (("mean_", "scale_"), ("center_", "scale_"))
 
 
 @dataclass(frozen=True)
@@ -50,44 +34,6 @@ class Limits:
 
 
 EXACT, USUAL = Limits(1.0, 1e-6), Limits(0.99, 1e-3)
-
-
-@dataclass(frozen=True)
-class Column:
-    """A column as the model takes it.
-
-    `name` is "" if columns have no names; `values` are the categories that the model knows, () for
-    numbers. `closed`: its encoder refuses all other values. `filled`: an imputer comes before the
-    encoder. `missing` is what the model takes as a missing cell. `dtype` is the type of categories
-    that are whole numbers, because libraries compare integers of two different 64-bit types in
-    FP64. `points` are values like those of training, or thresholds of trees.
-    """
-
-    name: str
-    datatype: str = "FP64"
-    values: tuple[Any, ...] = ()
-    closed: bool = False
-    filled: bool = False
-    missing: Any = np.nan
-    dtype: Any = None
-    points: tuple[float, ...] = ()
-
-    @property
-    def categories(self) -> list[Any] | None:
-        """Return the only categories that the column may have, or None if it may have others
-        too."""
-        if not self.closed:
-            return None
-        values = [None if is_missing(value) else value for value in self.values]
-        return [*values, None] if self.filled and self.datatype == "BYTES" else values
-
-    def near(self, points: Array) -> "Column":
-        """Return the column with more `points`."""
-        return replace(self, points=(*self.points, *points.tolist()))
-
-
-def is_missing(value: Any) -> bool:
-    return value is None or (isinstance(value, float) and value != value)
 
 
 def sample(columns: Sequence[Column]) -> list[Array]:
@@ -132,25 +78,6 @@ def _numbers(points: Array, rng: np.random.Generator) -> Array:
     are_whole = not (2 * points % 1).any()
     is_whole = (rng.random(ROWS) < 0.5) | are_whole
     return np.where(is_whole, numbers.round(), numbers)
-
-
-def learned(model: Any, count: int) -> Array:
-    """Return values like those of training, [count, n], that a model of `count` columns has learned
-    as a scaler or an imputer, or has stored as rows."""
-    rows: list[Array] = []
-    for center, scale in CENTERS:
-        middle, size = getattr(model, center, None), getattr(model, scale, None)
-        if middle is not None and np.shape(middle) == (count,):
-            size = np.ones(count) if size is None else size
-            rows += [middle - 2 * size, middle + 2 * size]
-    for name in LEARNED:
-        value = getattr(model, name, None)
-        if not isinstance(value, np.ndarray) or value.dtype.kind not in "fiu":
-            continue
-        if value.shape[-1:] == (count,):
-            stored = value.reshape(-1, count)
-            rows += [stored.min(axis=0), stored.max(axis=0)]
-    return np.array(rows, float).reshape(len(rows), count).T
 
 
 def with_missing(
