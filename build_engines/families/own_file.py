@@ -1,7 +1,7 @@
 """Helps to build a user's own ONNX and TorchScript files: reads the flags, observes a run, and
 copies an example."""
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -28,41 +28,22 @@ ALIKE = 0.01
 GREY = "resnet"  # the model of the repository whose example is grey
 
 
-def settings_of(client: str) -> dict[str, Any]:
-    """Return the default of each setting of a client, or {} if there is no client."""
-    declared = client_class(client).settings if client else ()
-    return {setting.name: setting.default for setting in declared}
-
-
-def spec_without_tensors(
-    family: Family, request: Request, folder: Path, names: Iterable[str] = ()
-) -> ModelSpec:
-    """Write the labels (from the flag, or else the file's own `names`) and the family's other
-    files. Return the ModelSpec, still without tensors."""
-    settings = family.write_files(request, folder)
-    default = settings_of(family.client).get("labels")
-    own = tuple(names) if default == DEFAULT_LABELS else ()
-    has_labels = write_labels(folder / DEFAULT_LABELS, own, request.labels)
-    if has_labels and default == "":
-        settings["labels"] = DEFAULT_LABELS
-    return ModelSpec(
-        max_batch_size=MAX_BATCH_SIZE,
-        settings=settings,
-        labels=DEFAULT_LABELS if has_labels and family.classifies else "",
-    )
-
-
 @dataclass(frozen=True)
 class Findings:
-    """The findings of a run on random rows.
+    """What is found out about a file.
 
-    `mixes_rows`: rows are answered differently together than alone, so the first dimension varies
-    but is not a batch; it may be time, for example. `are_shares`: each row of the first output has
-    no number below 0 and sums to 1, as after a softmax.
+    A run on random rows shows two things. `mixes_rows`: rows are answered differently together than
+    alone, so the first dimension varies but is not a batch; it may be time, for example.
+    `are_shares`: each row of the first output has no number below 0 and sums to 1, as after a
+    softmax. The others are in an ONNX file of Ultralytics: the classes' `names`, the `keypoints` of
+    a box, and the `size` of the images for which it was exported.
     """
 
     mixes_rows: bool = False
     are_shares: bool = False
+    names: Sequence[str] = ()
+    keypoints: str = ""
+    size: int = 0
 
 
 def run_random_rows(run: Runner, spec: ModelSpec) -> Findings:
@@ -112,33 +93,34 @@ def _are_shares(scores: Any) -> bool:
 
 
 def finished(
-    family: Family,
-    request: Request,
-    folder: Path,
-    spec: ModelSpec,
-    findings: Findings,
-    trained: int = 0,
+    family: Family, request: Request, folder: Path, spec: ModelSpec, findings: Findings
 ) -> ModelSpec:
-    """Copy the example of the family, if it has one, or a grey picture if the network takes one
-    channel. Return the ModelSpec with the settings that follow from the tensors and the
-    run: `activation` none if a classifier's file itself computes shares, and `size` if the input's
-    height and width are dynamic: that of the flag, or else `trained`, the size in the file. Raise
-    UsageError if the flag has no effect."""
-    settings = dict(spec.settings)
+    """Write the labels (from the flag, or else the file's own), the family's other files, and an
+    example. Return the ModelSpec with the settings that follow from the file."""
+    settings = family.write_files(request, folder)
+    declared = client_class(family.client).settings if family.client else ()
+    defaults = {setting.name: setting.default for setting in declared}
+    own_labels = findings.names if defaults.get("labels") == DEFAULT_LABELS else ()
+    has_labels = write_labels(folder / DEFAULT_LABELS, own_labels, request.labels)
+    if has_labels and defaults.get("labels") == "":
+        settings["labels"] = DEFAULT_LABELS
     if family.classifies and findings.are_shares:
         settings["activation"] = "none"
+    if findings.keypoints and "keypoints" in defaults:
+        settings["keypoints"] = findings.keypoints
     sides = spec.inputs[0].shape[-3:] if spec.inputs else ()
-    if family.example:
-        is_grey = bool(sides) and 1 in (sides[0], sides[-1])
-        copy_example(GREY if is_grey else family.example, folder)
-    is_free = "size" in settings_of(family.client) and sides.count(-1) >= 2
+    is_free = "size" in defaults and sides.count(-1) >= 2
     if request.size and not is_free:
         raise UsageError(
             f"--size {request.size} has no effect: an image client reads it if the file's height "
             f"and width are free, and its input is {list(sides)}; leave the flag out, or export "
             "another size"
         )
-    size = request.size or trained
+    size = request.size or findings.size
     if is_free and size:
         settings["size"] = str(size)
-    return replace(spec, settings=settings)
+    if family.example:
+        is_grey = bool(sides) and 1 in (sides[0], sides[-1])
+        copy_example(GREY if is_grey else family.example, folder)
+    labels = DEFAULT_LABELS if has_labels and family.classifies else ""
+    return replace(spec, settings=settings, labels=labels)

@@ -8,13 +8,7 @@ from build_engines import onnx_reader
 from build_engines.errors import UsageError
 from build_engines.families.family import Family
 from build_engines.families.onnx_tensors import open_file, with_tensors_of
-from build_engines.families.own_file import (
-    Findings,
-    finished,
-    run_random_rows,
-    settings_of,
-    spec_without_tensors,
-)
+from build_engines.families.own_file import MAX_BATCH_SIZE, Findings, finished, run_random_rows
 from build_engines.model_spec import ModelSpec
 from build_engines.request import Request
 from build_engines.weights import Weights
@@ -26,13 +20,9 @@ def write_model(family: Family, weights: Weights, request: Request, folder: Path
     itself turns logits into scores."""
     graph = weights.graph
     file = _copied(weights, folder)
-    without_tensors = spec_without_tensors(family, request, folder, onnx_reader.names_of(graph))
-    keypoints = onnx_reader.keypoints_of(graph)
-    if keypoints and "keypoints" in settings_of(family.client):
-        settings = {**without_tensors.settings, "keypoints": keypoints}
-        without_tensors = replace(without_tensors, settings=settings)
     opened = open_file(file)
-    spec = with_tensors_of(request, graph, opened, without_tensors)
+    spec = ModelSpec(max_batch_size=MAX_BATCH_SIZE)
+    spec = with_tensors_of(request, graph, opened, spec)
     findings = run_random_rows(opened, spec) if opened else Findings()
     if findings.mixes_rows:
         if request.max_batch_size > 0:
@@ -41,8 +31,14 @@ def write_model(family: Family, weights: Weights, request: Request, folder: Path
                 "than alone"
             )
         one_by_one = replace(request, max_batch_size=0)
-        spec = with_tensors_of(one_by_one, graph, opened, without_tensors)
-    return finished(family, request, folder, spec, findings, onnx_reader.size_of(graph))
+        spec = with_tensors_of(one_by_one, graph, opened, spec)
+    findings = replace(
+        findings,
+        names=onnx_reader.names_of(graph),
+        keypoints=onnx_reader.keypoints_of(graph),
+        size=onnx_reader.size_of(graph),
+    )
+    return finished(family, request, folder, spec, findings)
 
 
 def _copied(weights: Weights, folder: Path) -> Path:

@@ -4,7 +4,6 @@ from runs on random tensors. Modules that need torch are imported late."""
 import re
 import shutil
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,12 +11,7 @@ from typing import Any
 from build_engines import onnx_reader
 from build_engines.errors import BuildError, UsageError
 from build_engines.families.family import Family
-from build_engines.families.own_file import (
-    MAX_BATCH_SIZE,
-    finished,
-    run_random_rows,
-    spec_without_tensors,
-)
+from build_engines.families.own_file import MAX_BATCH_SIZE, finished, run_random_rows
 from build_engines.model_spec import TORCHSCRIPT, ModelSpec
 from build_engines.request import Request
 from build_engines.runners import example_feed
@@ -36,13 +30,7 @@ def write_model(family: Family, weights: Weights, request: Request, folder: Path
     inputs = parse_inputs(request.inputs)
     outputs = _run(request, module, inputs, batching=batch > 0)
     shutil.copyfile(path, folder / "1" / "model.pt")
-    spec = replace(
-        spec_without_tensors(family, request, folder),
-        inputs=inputs,
-        outputs=outputs,
-        max_batch_size=batch,
-        platform=TORCHSCRIPT,
-    )
+    spec = ModelSpec(inputs=inputs, outputs=outputs, max_batch_size=batch, platform=TORCHSCRIPT)
     findings = run_random_rows(partial(_outputs, module), spec)
     if batch and findings.mixes_rows:
         raise BuildError(
