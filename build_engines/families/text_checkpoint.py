@@ -14,9 +14,6 @@ from clients.text import TASKS
 from serving.errors import ConfigError
 
 PROMPTS, MODULES = "config_sentence_transformers.json", "modules.json"
-KINDS = ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
-# sentence-transformers reads the first of these files that exists
-SENTENCE_FILES = tuple(f"sentence_{kind}_config.json" for kind in KINDS)
 TOKENIZER_FILES = (
     "config.json",
     "tokenizer.json",
@@ -145,12 +142,10 @@ def sentence_settings(checkpoint: Path, task: str) -> dict[str, str]:
 
 
 def _read_sentence_file(checkpoint: Path) -> Any:
-    """Return what sentence-transformers stores about the Transformer module: max_seq_length and
-    do_lower_case."""
-    return next(
-        (read_json(checkpoint / name) for name in SENTENCE_FILES if (checkpoint / name).is_file()),
-        {},
-    )
+    """Return what sentence-transformers stores about the Transformer module, in a file that is
+    named after the kind of network: max_seq_length and do_lower_case."""
+    files = sorted(checkpoint.glob("sentence_*_config.json"))
+    return read_json(files[0]) if files else {}
 
 
 def modules_of(checkpoint: Path) -> list[str]:

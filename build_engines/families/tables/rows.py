@@ -44,12 +44,11 @@ def sample(columns: Sequence[Column]) -> list[Array]:
 
 
 def _cells(column: Column, rng: np.random.Generator) -> Array:
-    texts = column.datatype == "BYTES"
-    if values := [value for value in column.values if not is_missing(value)]:
-        dtype = object if texts else column.dtype
-        return np.asarray(rng.choice(np.array(values, dtype), ROWS))
-    if texts:
-        return np.asarray(rng.choice(np.array(["", "a"]), ROWS))
+    values = [value for value in column.values if not is_missing(value)]
+    if column.datatype == "BYTES":
+        return np.asarray(rng.choice(np.array(values or ["", "a"], object), ROWS))
+    if values:
+        return np.asarray(rng.choice(np.array(values, column.dtype), ROWS))
     known = np.unique(np.array(column.points, float))
     has_boolean_threshold = len(known) == 1 and known[0] in OF_BOOLEANS
     if column.datatype == "BOOL" or has_boolean_threshold:
@@ -70,14 +69,12 @@ def _numbers(points: Array, rng: np.random.Generator) -> Array:
         signs = rng.choice([-1, 1], ROWS)
         return np.asarray(signs * 10 ** rng.uniform(-2, 4, ROWS))
     least, most = float(points[0]), float(points[-1])
-    spread = most - least or abs(least) or 1.0
-    margin = 0.1 * spread
+    margin = 0.1 * (most - least or abs(least) or 1.0)
     numbers = rng.uniform(least - margin, most + margin, ROWS)
     is_known = rng.random(ROWS) < 0.25
     numbers = np.where(is_known, rng.choice(points, ROWS), numbers)
-    are_whole = not (2 * points % 1).any()
-    is_whole = (rng.random(ROWS) < 0.5) | are_whole
-    return np.where(is_whole, numbers.round(), numbers)
+    share_of_whole = 0.5 if (2 * points % 1).any() else 1.0
+    return np.where(rng.random(ROWS) < share_of_whole, numbers.round(), numbers)
 
 
 def with_missing(
