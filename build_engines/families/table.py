@@ -18,7 +18,6 @@ from build_engines.families.own_torchscript import parse_inputs
 from build_engines.families.tables.repair import (
     BATCH_SIZE,
     INSTEAD,
-    OF_CATBOOST,
     Class,
     check_tensors,
     has_operators,
@@ -31,6 +30,10 @@ from build_engines.weights import LIGHTGBM, ONNX_FILE, PICKLE, XGBOOST, Weights
 from clients.table import CATEGORIES
 
 COLUMNS, LABELS = "columns.txt", "labels.txt"
+OF_CATBOOST = (
+    "CatBoost writes its ONNX file itself, model.save_model('model.onnx', format='onnx'); build "
+    "that"
+)
 # libraries whose objects pickles hold
 LIBRARIES = ("sklearn", "xgboost", "lightgbm", "numpy", "scipy", "joblib", "pandas")
 
@@ -137,28 +140,24 @@ def _unpickled(path: Path) -> Any:
         def find_class(self, module: str, name: str) -> Any:
             if module == "numpy.random._pickle":
                 return Unused
+            if module.startswith("catboost"):
+                raise BuildError(f"{path} holds a model of CatBoost: {OF_CATBOOST}")
             try:
                 return super().find_class(re.sub(r"^numpy\._core\b", "numpy.core", module), name)
             except (AttributeError, ModuleNotFoundError) as err:
                 if module.partition(".")[0] in LIBRARIES:
                     raise
-                raise BuildError(f"{path} {_absent(module, name)}") from err
+                raise BuildError(
+                    f"{path} needs '{name}' of the user's own code (the module {module}), which a "
+                    "pickle does not contain: train the model with scikit-learn's own classes "
+                    f"only, or {INSTEAD}"
+                ) from err
 
     with (
         path.open("rb") as file,
         numpy_pickle._validate_fileobject_and_memmap(file, str(path)) as (opened, _),
     ):
         return Unpickler(str(path), opened, ensure_native_byte_order=True).load()
-
-
-def _absent(module: str, name: str) -> str:
-    """Return what a pickle that needs this name lacks, and what to do."""
-    if module.startswith("catboost"):
-        return f"holds a model of CatBoost: {OF_CATBOOST}"
-    return (
-        f"needs '{name}' of the user's own code (the module {module}), which a pickle does not "
-        f"contain: train the model with scikit-learn's own classes only, or {INSTEAD}"
-    )
 
 
 class Unused:

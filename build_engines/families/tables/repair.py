@@ -14,10 +14,6 @@ from build_engines.onnx_writer import ML
 
 BATCH_SIZE = 1024  # rows; a row takes microseconds
 INSTEAD = "a model.py for Triton's Python backend can serve the model itself"
-OF_CATBOOST = (
-    "CatBoost writes its ONNX file itself, model.save_model('model.onnx', format='onnx'); build "
-    "that"
-)
 OF_EXPORTS = (
     "export it for any number of rows: FloatTensorType([None, 1]) for each number, "
     "StringTensorType([None, 1]) for each text, and encoders with handle_unknown='ignore'"

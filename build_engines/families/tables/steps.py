@@ -186,13 +186,11 @@ def _clipped(graph: Graph, values: str, clip: Any, table: Table) -> Table:
 
 
 def _standard(graph: Graph, step: Any, table: Table) -> Table:
-    center = step.mean_ if step.with_mean else None
-    return _scaled(graph, table, center, step.scale_ if step.with_std else None)
+    return _scaled(graph, table, step.mean_ if step.with_mean else None, step.scale_)
 
 
 def _robust(graph: Graph, step: Any, table: Table) -> Table:
-    center = step.center_ if step.with_centering else None
-    return _scaled(graph, table, center, step.scale_ if step.with_scaling else None)
+    return _scaled(graph, table, step.center_, step.scale_)
 
 
 def _max_abs(graph: Graph, step: Any, table: Table) -> Table:

@@ -24,7 +24,6 @@ from build_engines.families.tables.columns import (
 from build_engines.families.tables.repair import (
     BATCH_SIZE,
     INSTEAD,
-    OF_CATBOOST,
     Class,
     drop_unused_inputs,
     set_shapes,
@@ -313,12 +312,10 @@ def _near(thresholds: Array, most: float) -> Array:
 def _check_kind(estimator: Any) -> None:
     """Raise UsageError if the object is not a model of tables, and BuildError for a model that
     skl2onnx would convert to a different one."""
-    name = type(estimator).__name__
-    if _library(estimator) == "catboost":
-        raise UsageError(f"the file holds a {name}: {OF_CATBOOST}")
     if _library(estimator) not in LIBRARIES and not hasattr(estimator, "__sklearn_tags__"):
         raise UsageError(
-            f"the file holds a {name}, which is not a model of scikit-learn, XGBoost or LightGBM"
+            f"the file holds a {type(estimator).__name__}, which is not a model of scikit-learn, "
+            "XGBoost or LightGBM"
         )
     for step in _within(estimator):
         if hasattr(step, "vocabulary_") or type(step).__name__ == "HashingVectorizer":
