@@ -11,6 +11,7 @@ OpenVINO, which has no fast kernel for dynamic INT8.
 """
 
 import logging
+import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -53,15 +54,14 @@ MATRICES = ("MatMul",)
 OPERATORS = {ONNX_RUNTIME: BETWEEN, OPENVINO: ("Conv",)}
 
 
-def quantized(
+def quantize(
     model_spec: ModelSpec, folder: Path, request: Request, engine: str = ONNX_RUNTIME
-) -> Path:
-    """Write 1/model.int8.ENGINE.onnx from 1/model.onnx, and return its path."""
-    source = folder / "1" / "model.onnx"
-    target = folder / "1" / f"model.int8.{engine}.onnx"
+) -> None:
+    """Quantize 1/model.onnx in place, for an engine."""
+    file = folder / "1" / "model.onnx"
     with tempfile.TemporaryDirectory() as scratch, _quiet():
-        prepared = Path(scratch) / "prepared.onnx"
-        quant_pre_process(str(source), str(prepared), skip_symbolic_shape=True)
+        prepared, target = Path(scratch) / "prepared.onnx", Path(scratch) / "int8.onnx"
+        quant_pre_process(str(file), str(prepared), skip_symbolic_shape=True)
         client, family = client_of(model_spec, folder), by_client(model_spec.client)
         if client and (family.static_int8 or engine == OPENVINO):
             batches = calibration_batches(client, request)
@@ -74,9 +74,9 @@ def quantized(
             )
         else:
             _dynamic(prepared, target)
-    _tidy(target)
-    OnnxFile(target)  # raises BuildError if the file cannot be loaded
-    return target
+        shutil.copyfile(target, file)
+    _tidy(file)
+    OnnxFile(file)  # raises BuildError if the file cannot be loaded
 
 
 def _static(
