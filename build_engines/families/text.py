@@ -52,7 +52,7 @@ def write_model(_: Family, weights: Weights, request: Request, folder: Path) -> 
     settings = sentence_settings(checkpoint, task)
     pooling = pooling_of(checkpoint) if task == "embedding" else "mean"
     file = folder / "1" / "model.onnx"
-    is_plain = bert.is_plain(config, pooling) and "Dense" not in modules_of(checkpoint)
+    is_plain = bert.is_plain(config, pooling) and "Dense" not in dict(modules_of(checkpoint))
     if task == "embedding" and is_plain and has_tensors:
         onnx.save(bert.bert_model(config, bert.load_weights(checkpoint), pooling), file)
     else:

@@ -122,7 +122,7 @@ def sentence_settings(checkpoint: Path, task: str) -> dict[str, str]:
     """Return the client's settings for a folder of sentence-transformers, without the pooling,
     which is part of the network. Raise BuildError for an unknown module, or modules in another
     order."""
-    modules, settings = modules_of(checkpoint), {}
+    modules, settings = [name for name, _ in modules_of(checkpoint)], {}
     order, buildable = CROSS_ENCODER_ORDER, "Transformer alone"
     if task == "embedding":
         order, buildable = MODULE_ORDER, "Transformer, Pooling, any number of Dense, Normalize"
@@ -148,15 +148,19 @@ def _read_sentence_file(checkpoint: Path) -> Any:
     return read_json(files[0]) if files else {}
 
 
-def modules_of(checkpoint: Path) -> list[str]:
-    """Return the class names of a sentence encoder's modules, in order."""
-    modules = read_json(checkpoint / MODULES) or ()
-    return [str(module["type"]).rpartition(".")[2] for module in modules]
+def modules_of(checkpoint: Path) -> list[tuple[str, Path]]:
+    """Return the class name and the folder of each module of a sentence encoder, in order."""
+    modules = []
+    for module in read_json(checkpoint / MODULES) or ():
+        name = str(module["type"]).rpartition(".")[2]
+        modules.append((name, checkpoint / str(module.get("path", ""))))
+    return modules
 
 
 def pooling_of(checkpoint: Path) -> str:
     """Return mean, cls, max or last. Raise BuildError for another pooling."""
-    config = read_json(module_folder(checkpoint, "Pooling", "1_Pooling") / "config.json")
+    folders = dict(modules_of(checkpoint))
+    config = read_json(folders.get("Pooling", checkpoint / "1_Pooling") / "config.json")
     modes = {name: value for name, value in config.items() if name.startswith("pooling_mode_")}
     chosen = [name.removeprefix("pooling_mode_") for name, value in modes.items() if value]
     known = {**POOLING, **NEW_POOLING}
@@ -171,14 +175,6 @@ def pooling_of(checkpoint: Path) -> str:
             "its pooling leaves the prompt out (include_prompt), which is not supported"
         )
     return known[chosen[0]] if chosen else "mean"
-
-
-def module_folder(checkpoint: Path, kind: str, usual: str) -> Path:
-    """Return the folder of the first module of this kind, or else the `usual` one."""
-    for module in read_json(checkpoint / MODULES) or ():
-        if str(module["type"]).endswith(f".{kind}"):
-            return checkpoint / str(module.get("path", ""))
-    return checkpoint / usual
 
 
 def copy_tokenizer(source: Path, target: Path) -> None:
