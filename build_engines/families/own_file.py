@@ -88,6 +88,8 @@ def _alike(a: Any, b: Any) -> bool:
 
 
 def _are_shares(scores: Any) -> bool:
+    if scores.dtype.kind != "f":
+        return False
     rows = scores.reshape(len(scores), -1)
     return rows.min() >= 0 and np.allclose(rows.sum(1), 1, atol=1e-3)
 

@@ -23,7 +23,9 @@ def write_model(family: Family, weights: Weights, request: Request, folder: Path
     opened = open_file(file)
     spec = ModelSpec(max_batch_size=MAX_BATCH_SIZE)
     spec = with_tensors_of(request, graph, opened, spec)
-    findings = run_random_rows(opened, spec) if opened else Findings()
+    findings = Findings()
+    if opened and (spec.max_batch_size or family.classifies):
+        findings = run_random_rows(opened, spec)
     if findings.mixes_rows:
         if request.max_batch_size > 0:
             raise UsageError(
