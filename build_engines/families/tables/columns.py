@@ -60,7 +60,7 @@ class Column:
         values = [None if is_missing(value) else value for value in self.values]
         return [*values, None] if self.filled and self.datatype == "BYTES" else values
 
-    def near(self, points: Array) -> "Column":
+    def with_points(self, points: Array) -> "Column":
         """Return the column with more `points`."""
         return replace(self, points=(*self.points, *points.tolist()))
 
@@ -75,7 +75,7 @@ def columns_of(estimator: Any) -> list[Column]:
     columns = [Column(name) for name in names_of(estimator)]
     for step, indices, is_filled in _readers(estimator, range(len(columns))):
         for index, points in zip(indices, _learned(step, len(indices)), strict=True):
-            columns[index] = columns[index].near(points)
+            columns[index] = columns[index].with_points(points)
         for index in indices if _fills(step) else ():
             columns[index] = replace(columns[index], missing=step.missing_values)
         for index, categories in zip(indices, getattr(step, "categories_", ()), strict=False):

@@ -26,8 +26,8 @@ OF_BOOLEANS = (0.5, 1.0, float(np.float32(1e-35)))
 
 @dataclass(frozen=True)
 class Limits:
-    """The least share of rows whose answers must be alike, and the largest difference between
-    numbers that count as alike, as a share of the numbers' spread."""
+    """`share` is the least share of rows whose answers must be alike. Numbers are alike if they
+    differ by at most `close` times the number and the numbers' spread."""
 
     share: float
     close: float
@@ -213,8 +213,6 @@ def _alike(wanted: Array, got: Array, close: float) -> Array:
     shape = (len(wanted), -1)
     wanted = wanted.reshape(shape).astype(float)
     got = got.reshape(shape).astype(float)
-    differences = np.abs(wanted - got)
-    near = differences <= close * float(np.nanstd(wanted))
-    near |= differences <= close * np.abs(wanted)
-    near |= np.isnan(wanted) & np.isnan(got)
+    spread = float(np.nanstd(wanted))
+    near = np.isclose(got, wanted, rtol=close, atol=close * spread, equal_nan=True)
     return np.asarray(near.all(axis=1))

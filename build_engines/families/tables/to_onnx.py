@@ -218,7 +218,7 @@ def _with_thresholds(
         for feature, thresholds in trees.thresholds().items():
             if table.cells[feature] in cells:
                 index = cells.index(table.cells[feature])
-                known[index] = known[index].near(thresholds)
+                known[index] = known[index].with_points(thresholds)
     return known
 
 
