@@ -75,10 +75,7 @@ def model_config(
     group.kind = group.Kind.Value(kind)
     if model_spec.max_batch_size:
         config.dynamic_batching.SetInParent()
-    parameters = ({"client": model_spec.client} if model_spec.client else {}) | dict(
-        model_spec.settings
-    )
-    for key, value in parameters.items():
+    for key, value in model_spec.parameters.items():
         config.parameters[key].string_value = value
     return config
 

@@ -189,24 +189,19 @@ def _quiet() -> Iterator[None]:
         logging.disable(logging.NOTSET)
 
 
-def _model_of(model_spec: ModelSpec, folder: Path) -> Model:
-    """Return the model as clients see it."""
-    settings = {"client": model_spec.client} if model_spec.client else {}
-    return Model(
+def client_of(model_spec: ModelSpec, folder: Path) -> ModelClient | None:
+    """Return the model's client, made with the files in the folder. Raise BuildError if the client
+    does not fit the model."""
+    model = Model(
         name=folder.name,
         path=folder,
         inputs=model_spec.inputs,
         outputs=model_spec.outputs,
         max_batch_size=model_spec.max_batch_size,
-        parameters=settings | dict(model_spec.settings),
+        parameters=model_spec.parameters,
     )
-
-
-def client_of(model_spec: ModelSpec, folder: Path) -> ModelClient | None:
-    """Return the model's client, made with the files in the folder. Raise BuildError if the client
-    does not fit the model."""
     try:
-        return make_client(_model_of(model_spec, folder)) if model_spec.client else None
+        return make_client(model) if model_spec.client else None
     except Exception as err:  # a client's code may raise anything
         raise BuildError(
             f"the client '{model_spec.client}' cannot be made for this model: {err}"

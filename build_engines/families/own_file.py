@@ -16,7 +16,7 @@ from build_engines.model_spec import ModelSpec
 from build_engines.request import Request
 from build_engines.runners import Runner, example_feed
 from clients._labels import DEFAULT_LABELS
-from clients.base import Model, Tensors
+from clients.base import Tensors
 from serving.clients import client_class
 
 MAX_BATCH_SIZE = 8
@@ -49,10 +49,9 @@ class Findings:
 def run_random_rows(run: Runner, spec: ModelSpec) -> Findings:
     """Run random rows together and, if they are a batch, alone. If the model does not run on them,
     return Findings without any."""
-    model = Model("", Path(), spec.inputs, spec.outputs, spec.max_batch_size, {})
     for length in LENGTHS:
         try:
-            feed = example_feed(model, ROWS, length)
+            feed = example_feed(spec, ROWS, length)
             together = run(feed)
             return Findings(
                 mixes_rows=spec.max_batch_size > 0 and _mixes_rows(run, feed, together),

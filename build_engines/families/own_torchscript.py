@@ -16,7 +16,7 @@ from build_engines.model_spec import TORCHSCRIPT, ModelSpec
 from build_engines.request import Request
 from build_engines.runners import example_feed
 from build_engines.weights import Weights
-from clients.base import Model, Tensors, TensorSpec
+from clients.base import Tensors, TensorSpec
 from serving.triton.tensors import Tensor
 
 _INPUT = re.compile(r"(?:([^:]+):)?([A-Z0-9]+):((?:-?\d+(?:,-?\d+)*)?)")
@@ -99,7 +99,7 @@ def _run(
 ) -> tuple[TensorSpec, ...]:
     """Return the specs of the outputs. A dimension is variable if it differs between two runs with
     different sizes."""
-    model = Model("", Path(), inputs, (), int(batching), {})
+    model = ModelSpec(inputs=inputs, max_batch_size=int(batching))
     try:
         one, other = (
             _outputs(module, example_feed(model, batch, length))
