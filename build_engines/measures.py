@@ -96,9 +96,8 @@ def _lines(source: Path | None) -> list[str]:
 
 
 def _texts(client: ModelClient, lines: Sequence[str]) -> Iterator[Any]:
-    """Yield the lines as instances of the client's task."""
-    for text in lines:
-        yield text_instance(client, text)
+    """Return the lines as instances of the client's task."""
+    return (text_instance(client, text) for text in lines)
 
 
 def _sentences(client: ModelClient) -> Iterator[Any]:
