@@ -36,8 +36,7 @@ TO_TENSORS = "export it to ONNX and build that without --client, to serve tensor
 # how the names of encoders end, and of networks that are not, such as GPT2LMHeadModel
 ENCODERS = ("Model", "TextModelWithProjection")
 GENERATORS = ("HeadModel", "HeadsModel")
-POOLING = {"cls_token": "cls", "mean_tokens": "mean", "max_tokens": "max", "lasttoken": "last"}
-NEW_POOLING = {"cls": "cls", "mean": "mean", "max": "max", "lasttoken": "last"}
+POOLING = {"cls": "cls", "mean": "mean", "max": "max", "lasttoken": "last"}
 MODULE_ORDER = re.compile(r"Transformer, Pooling(, Dense)*(, Normalize)?")
 CROSS_ENCODER_ORDER = re.compile("Transformer")
 EXAMPLES: dict[str, Any] = {
@@ -161,20 +160,21 @@ def pooling_of(checkpoint: Path) -> str:
     """Return mean, cls, max or last. Raise BuildError for another pooling."""
     folders = dict(modules_of(checkpoint))
     config = read_json(folders.get("Pooling", checkpoint / "1_Pooling") / "config.json")
-    modes = {name: value for name, value in config.items() if name.startswith("pooling_mode_")}
-    chosen = [name.removeprefix("pooling_mode_") for name, value in modes.items() if value]
-    known = {**POOLING, **NEW_POOLING}
-    chosen = [str(config["pooling_mode"])] if "pooling_mode" in config else chosen
-    if len(chosen) > 1 or (chosen and chosen[0] not in known):
+    # {"pooling_mode": "mean"} or, in older folders, {"pooling_mode_mean_tokens": true, …}
+    modes = [name for name, value in config.items() if name.startswith("pooling_mode_") and value]
+    chosen = [re.sub("^pooling_mode_|_tokens?$", "", name) for name in modes] or ["mean"]
+    if "pooling_mode" in config:
+        chosen = [str(config["pooling_mode"])]
+    if len(chosen) > 1 or chosen[0] not in POOLING:
         raise BuildError(
-            f"its pooling is {' and '.join(chosen)}; supported is one of {', '.join(NEW_POOLING)}"
+            f"its pooling is {' and '.join(chosen)}; supported is one of {', '.join(POOLING)}"
         )
     has_prompts = bool(read_json(checkpoint / PROMPTS).get("prompts"))
     if has_prompts and config.get("include_prompt") is False:
         raise BuildError(
             "its pooling leaves the prompt out (include_prompt), which is not supported"
         )
-    return known[chosen[0]] if chosen else "mean"
+    return POOLING[chosen[0]]
 
 
 def copy_tokenizer(source: Path, target: Path) -> None:

@@ -261,7 +261,7 @@ TOKENS, WEIGHTED = "token-classification", {"pooling_mode_weightedmean_tokens": 
             "embedding",
             lambda folder: change(folder / "1_Pooling/config.json", **WEIGHTED),
             "",
-            "weightedmean_tokens",
+            "weightedmean;",
         ),
     ],
 )
