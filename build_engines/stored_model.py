@@ -17,11 +17,10 @@ from serving.repository.model_config import Unreadable, read_merged
 
 @dataclass(frozen=True)
 class StoredModel:
-    """A model's folder, read back. `config` is the ModelConfig that this machine uses, from
-    `config_file`; `record` is the content of build.json ({} without one)."""
+    """A model's folder, read back. `config` is the ModelConfig that this machine uses; `record` is
+    the content of build.json ({} without one)."""
 
     folder: Path
-    config_file: Path
     config: Any
     model: Model
     record: dict[str, Any]
@@ -79,7 +78,6 @@ def open_model(name: str, repository: Path, config_name: str | None = None) -> S
         raise BuildError(f"{folder} has no {CONFIG}")
     return StoredModel(
         folder=folder,
-        config_file=file,
         config=config,
         model=describe_model(name, folder, config),
         record=read_record(folder),
