@@ -48,10 +48,16 @@ class StoredModel:
 
     def client(self) -> ModelClient | None:
         """Return the model's client, if any. Raise BuildError if it cannot be made."""
-        try:
-            return make_client(self.model)
-        except Exception as err:  # a client's code may raise anything
-            raise BuildError(f"the client of {self.folder.name} cannot be made: {err}") from err
+        return client_of(self.model)
+
+
+def client_of(model: Model) -> ModelClient | None:
+    """Return a model's client, if any. Raise BuildError if it cannot be made."""
+    try:
+        return make_client(model)
+    except Exception as err:  # a client's code may raise anything
+        name = model.parameters.get("client", model.name)
+        raise BuildError(f"the client '{name}' cannot be made for this model: {err}") from err
 
 
 def open_model(name: str, repository: Path, config_name: str | None = None) -> StoredModel:

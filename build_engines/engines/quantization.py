@@ -35,8 +35,8 @@ from build_engines.families.find_family import by_client
 from build_engines.model_spec import ModelSpec
 from build_engines.request import Request
 from build_engines.runners import OnnxFile, row_of
+from build_engines.stored_model import client_of
 from clients.base import Model, ModelClient, Tensors
-from serving.clients import make_client
 from serving.repository.cpu_engine import ONNX_RUNTIME, OPENVINO
 
 BETWEEN = (
@@ -62,7 +62,7 @@ def quantize(
     with tempfile.TemporaryDirectory() as scratch, _quiet():
         prepared, target = Path(scratch) / "prepared.onnx", Path(scratch) / "int8.onnx"
         quant_pre_process(str(file), str(prepared), skip_symbolic_shape=True)
-        client, family = client_of(model_spec, folder), by_client(model_spec.client)
+        client, family = client_in(folder, model_spec), by_client(model_spec.client)
         if client and (family.static_int8 or engine == OPENVINO):
             batches = calibration_batches(client, request)
             operators = OPERATORS[engine] if family.static_int8 else MATRICES
@@ -189,9 +189,11 @@ def _quiet() -> Iterator[None]:
         logging.disable(logging.NOTSET)
 
 
-def client_of(model_spec: ModelSpec, folder: Path) -> ModelClient | None:
+def client_in(folder: Path, model_spec: ModelSpec) -> ModelClient | None:
     """Return the model's client, made with the files in the folder. Raise BuildError if the client
     does not fit the model."""
+    if not model_spec.client:
+        return None
     model = Model(
         name=folder.name,
         path=folder,
@@ -200,12 +202,7 @@ def client_of(model_spec: ModelSpec, folder: Path) -> ModelClient | None:
         max_batch_size=model_spec.max_batch_size,
         parameters=model_spec.parameters,
     )
-    try:
-        return make_client(model) if model_spec.client else None
-    except Exception as err:  # a client's code may raise anything
-        raise BuildError(
-            f"the client '{model_spec.client}' cannot be made for this model: {err}"
-        ) from err
+    return client_of(model)
 
 
 class Batches(CalibrationDataReader):  # type: ignore[misc]
