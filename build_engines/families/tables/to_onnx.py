@@ -66,7 +66,7 @@ class Converted:
     rows for them like those of training. `missing` is the client's setting, or "" for none."""
 
     model: onnx.ModelProto
-    classes: tuple[Class, ...]
+    classes: list[Class]
     columns: list[Column]
     cells: list[Array]
     batch_size: int
@@ -131,11 +131,7 @@ def _converted(graph: TableGraph, estimator: Any, columns: Sequence[Column]) -> 
     else:
         limits, batch_size = USUAL, BATCH_SIZE
         outputs = insert(graph, last, matrix(graph, table.cells), len(table.cells))
-    classes = np.asarray(getattr(estimator, "classes_", ()))
-    if classes.tolist() == BOOLEANS and classes.dtype == bool:
-        prediction = next(iter(outputs))
-        outputs[prediction] = graph.cast(outputs[prediction], TensorProto.BOOL)
-        classes = np.array(())
+    classes = _classes(graph, estimator, outputs)
     model = _model(graph, outputs)
     inputs = feed(model, rows, known)
     set_shapes(model, inputs)
@@ -147,12 +143,22 @@ def _converted(graph: TableGraph, estimator: Any, columns: Sequence[Column]) -> 
         kept = drop_unused_inputs(model)
     return Converted(
         model=model,
-        classes=tuple(classes.tolist()),
+        classes=classes,
         columns=[known[index] for index in kept],
         cells=[rows[index] for index in kept],
         batch_size=batch_size,
         missing=_missing([index in able for index in kept]),
     )
+
+
+def _classes(graph: Graph, estimator: Any, outputs: Outputs) -> list[Class]:
+    """Return the classifier's classes. If they are False and True, cast the prediction instead."""
+    classes = np.asarray(getattr(estimator, "classes_", ()))
+    if classes.dtype != bool or classes.tolist() != BOOLEANS:
+        return list(classes.tolist())
+    prediction = next(iter(outputs))
+    outputs[prediction] = graph.cast(outputs[prediction], TensorProto.BOOL)
+    return []
 
 
 def _missing(able: Sequence[bool]) -> str:
