@@ -90,10 +90,7 @@ def _static(
     operators are rounded."""
     graph = onnx.load(source, load_external_data=False).graph
     if not any(node.op_type == operators[0] for node in graph.node):
-        part = "an image model's convolutions"
-        if operators[0] != "Conv":
-            part = "a text model's matrix products"
-        raise BuildError(f"INT8 quantizes {part}, and this model has none")
+        raise BuildError(f"INT8 quantizes {operators[0]}, and this model has no such operator")
     quantize_static(
         str(source),
         str(target),
@@ -119,21 +116,18 @@ def preparation(graph: Any, first: str = "Conv") -> list[str]:
 def heads(graph: Any) -> list[str]:
     """Return the names of the last convolutions (no other follows them) and of all nodes that are
     computed from them."""
-    consumers: dict[str, list[Any]] = {}
-    for node in graph.node:
-        for name in node.input:
-            consumers.setdefault(name, []).append(node)
-    behind: dict[str, set[str]] = {}
-    # nodes are sorted topologically, so in reverse order a node comes after those that depend on it
+    before: set[str] = set()  # tensors from which a convolution is computed
     for node in reversed(graph.node):
-        names: set[str] = set()
-        for output in node.output:
-            for consumer in consumers.get(output, []):
-                names |= {consumer.name, *behind[consumer.name]}
-        behind[node.name] = names
-    convolutions = {node.name for node in graph.node if node.op_type == "Conv"}
-    last = {name for name in convolutions if not behind[name] & convolutions}
-    return sorted(last.union(*(behind[name] for name in last)))
+        if node.op_type == "Conv" or before.intersection(node.output):
+            before.update(node.input)
+    behind: set[str] = set()  # tensors computed from the last convolutions
+    names = []
+    for node in graph.node:
+        is_last = node.op_type == "Conv" and not before.intersection(node.output)
+        if is_last or behind.intersection(node.input):
+            behind.update(node.output)
+            names.append(node.name)
+    return names
 
 
 def _dynamic(source: Path, target: Path) -> None:
@@ -154,7 +148,6 @@ def _untie(path: Path) -> None:
     model = onnx.load(path)
     uses = Counter(name for node in model.graph.node for name in node.input)
     matrices = {tensor.name: tensor for tensor in model.graph.initializer}
-    has_changed = False
     for node in model.graph.node:
         if node.op_type != "Gemm":
             continue
@@ -163,9 +156,7 @@ def _untie(path: Path) -> None:
             copy = model.graph.initializer.add()
             copy.CopyFrom(matrices[name])
             copy.name = node.input[1] = f"{name}.{node.name}"
-            has_changed = True
-    if has_changed:
-        onnx.save(model, path)
+    onnx.save(model, path)
 
 
 def _tidy(path: Path) -> None:
