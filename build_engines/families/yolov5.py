@@ -84,14 +84,9 @@ def read(path: Path) -> "tuple[YoloV5, tuple[str, ...]]":
         network.load_state_dict(
             {name: value for name, value in tensors.items() if not name.startswith(spare)}
         )
-    except KeyError as err:
-        raise _refused(
-            path, f"its tensors are not those of the published structure: {err}"
-        ) from err
-    except (RuntimeError, IndexError, ValueError) as err:
-        raise _refused(
-            path, f"it does not fit the published structure: {' '.join(str(err).split())[:300]}"
-        ) from err
+    except (KeyError, RuntimeError, IndexError, ValueError) as err:
+        reason = " ".join(str(err).split())[:300]
+        raise _refused(path, f"it does not fit the published structure: {reason}") from err
     return network.eval(), _names(model, network.classes)
 
 
