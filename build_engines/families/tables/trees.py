@@ -86,12 +86,15 @@ class Trees:
 
     def thresholds(self) -> dict[int, Array]:
         """Return the thresholds of each column that the trees read."""
-        splits = [tree.left != LEAF for tree in self.trees]
-        pairs = list(zip(self.trees, splits, strict=True))
-        features = np.concatenate([tree.feature[split] for tree, split in pairs])
-        values = np.concatenate([tree.threshold[split] for tree, split in pairs])
+        is_split = self.joined("left") != LEAF
+        features = self.joined("feature")[is_split]
+        values = self.joined("threshold")[is_split]
         columns = np.unique(features).tolist()
         return {column: np.unique(values[features == column]) for column in columns}
+
+    def joined(self, name: str) -> Array:
+        """Return a field of the nodes of all trees, one tree after the other."""
+        return np.concatenate([getattr(tree, name) for tree in self.trees])
 
 
 def add_up(graph: Graph, cells: str, ensemble: Trees) -> str:
@@ -109,7 +112,7 @@ def add_up(graph: Graph, cells: str, ensemble: Trees) -> str:
         whole = graph.add("Mul", graph.add("Sign", cells), sizes)
         cells = graph.add("Where", ~np.isnan(ensemble.most), whole, cells)
     leaves = graph.cast(_leaves(graph, cells, ensemble), TensorProto.INT64)
-    values = np.concatenate([tree.values[tree.left == LEAF] for tree in ensemble.trees])
+    values = ensemble.joined("values")[ensemble.joined("left") == LEAF]
     count = len(ensemble.trees)
     if ensemble.sums:
         count //= ensemble.sums
@@ -128,11 +131,7 @@ def _leaves(graph: Graph, cells: str, ensemble: Trees) -> str:
     counts = [len(tree.left) for tree in ensemble.trees]
     number = np.repeat(np.arange(len(counts)), counts)
     node = np.concatenate([np.arange(count) for count in counts])
-    feature, threshold, left, right, missing_left = (
-        np.concatenate([getattr(tree, name) for tree in ensemble.trees])
-        for name in ("feature", "threshold", "left", "right", "missing_left")
-    )
-    is_leaf = left == LEAF
+    is_leaf = ensemble.joined("left") == LEAF
     leaves = int(is_leaf.sum())
     if leaves >= MOST_LEAVES:
         raise BuildError(
@@ -146,12 +145,12 @@ def _leaves(graph: Graph, cells: str, ensemble: Trees) -> str:
         n_targets=len(counts),
         nodes_treeids=number,
         nodes_nodeids=node,
-        nodes_featureids=np.where(is_leaf, 0, feature),
+        nodes_featureids=np.where(is_leaf, 0, ensemble.joined("feature")),
         nodes_modes=np.where(is_leaf, "LEAF", ensemble.mode).tolist(),
-        nodes_values_as_tensor=_doubles(np.where(is_leaf, 0.0, threshold)),
-        nodes_truenodeids=np.where(is_leaf, 0, left),
-        nodes_falsenodeids=np.where(is_leaf, 0, right),
-        nodes_missing_value_tracks_true=(~is_leaf & (missing_left != 0)).astype(np.int64),
+        nodes_values_as_tensor=_doubles(np.where(is_leaf, 0.0, ensemble.joined("threshold"))),
+        nodes_truenodeids=np.where(is_leaf, 0, ensemble.joined("left")),
+        nodes_falsenodeids=np.where(is_leaf, 0, ensemble.joined("right")),
+        nodes_missing_value_tracks_true=np.where(is_leaf, 0, ensemble.joined("missing_left") != 0),
         target_treeids=number[is_leaf],
         target_nodeids=node[is_leaf],
         target_ids=number[is_leaf],
