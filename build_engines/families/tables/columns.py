@@ -28,6 +28,7 @@ LEARNED = (  # attributes with a value, or a row of values, for each column
     "_fit_X",
     "X_train_",
 )
+IDLE = (None, "passthrough")  # steps that do nothing
 CENTERS = (("mean_", "scale_"), ("center_", "scale_"))
 
 
@@ -94,7 +95,7 @@ def _readers(
         for _, each in step.steps:
             yield from _readers(each, indices, is_filled)
             is_filled = is_filled or _fills(each)
-            if each not in (None, "passthrough") and not hasattr(each, "statistics_"):
+            if each not in IDLE and not hasattr(each, "statistics_"):
                 break
     elif hasattr(step, "transformers_"):
         for name, each, _ in step.transformers_:
@@ -138,6 +139,9 @@ def _with_categories(column: Column, categories: Array, closed: bool, is_filled:
 
 def names_of(estimator: Any) -> list[str]:
     """Return a name for each column: "" if the columns have no names."""
+    while hasattr(estimator, "steps"):
+        active = [step for _, step in estimator.steps if step not in IDLE]
+        estimator = unwrapped(active[0])
     booster = booster_of(estimator)
     if type(booster).__module__.startswith("xgboost"):
         return list(booster.feature_names or [""] * booster.num_features())

@@ -10,7 +10,7 @@ import onnx
 from onnx import helper
 
 from build_engines.errors import BuildError, brief
-from build_engines.families.tables.columns import Array, Column, is_missing
+from build_engines.families.tables.columns import Array, Column, is_missing, names_of
 from build_engines.families.tables.repair import run
 from build_engines.families.tables.trees import objective_of
 
@@ -190,7 +190,7 @@ def _answers(estimator: Any, cells: Sequence[Array], names: Sequence[str]) -> Ma
         predict = getattr(estimator, "inplace_predict", estimator.predict)
         is_probable = objective_of(estimator).partition(" ")[0] in _PROBABLE
         return {PROBABILITIES if is_probable else PREDICTIONS: predict(rows)}
-    if hasattr(estimator, "feature_names_in_") and all(names):
+    if all(names) and all(names_of(estimator)):
         import pandas as pd
 
         rows = pd.DataFrame(dict(zip(names, cells, strict=True)))

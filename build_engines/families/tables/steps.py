@@ -15,7 +15,7 @@ from onnx import TensorProto
 
 from build_engines.errors import BuildError
 from build_engines.families.tables.by_skl2onnx import TableGraph, insert
-from build_engines.families.tables.columns import Array, is_missing
+from build_engines.families.tables.columns import IDLE, Array, is_missing
 from build_engines.families.tables.repair import INSTEAD
 from build_engines.onnx_writer import ML, Graph
 
@@ -98,7 +98,7 @@ def _joined(parts: Sequence[Table], sparse: bool) -> Table:
 def apply_step(graph: TableGraph, step: Any, table: Table) -> Table:
     """Return the columns that the fitted step computes from `table`. Raise BuildError if the step
     cannot be converted."""
-    if step in (None, "passthrough"):
+    if step in IDLE:
         return table
     if hasattr(step, "get_support"):
         return replace(table, cells=[table.cells[each] for each in step.get_support(indices=True)])

@@ -14,6 +14,7 @@ from onnx import TensorProto
 from build_engines.errors import BuildError, UsageError
 from build_engines.families.tables.by_skl2onnx import TableGraph, insert
 from build_engines.families.tables.columns import (
+    IDLE,
     Array,
     Column,
     columns_of,
@@ -346,7 +347,7 @@ def _parts(estimator: Any) -> tuple[list[Any], Any]:
     steps: list[Any] = []
     while hasattr(estimator, "steps"):
         before = [unwrapped(step) for _, step in estimator.steps[:-1]]
-        steps += [step for step in before if step not in (None, "passthrough")]
+        steps += [step for step in before if step not in IDLE]
         estimator = unwrapped(estimator.steps[-1][1])
     if getattr(estimator, "_preprocessor", None) is not None:
         steps.append(estimator._preprocessor)
