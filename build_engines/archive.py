@@ -20,7 +20,7 @@ from build_engines.stored_model import open_model
 from clients import FACES
 from serving.clients import client_names
 from serving.repository.layout import versions
-from serving.repository.model_config import parse_config, shared_clients
+from serving.repository.model_config import configs_of_parts, parse_config, shared_clients
 
 SKIPPED = shutil.ignore_patterns(".*", "__pycache__", "*.pyc", "*.part", "*.partial")
 
@@ -31,19 +31,16 @@ def archive(name: str, repository: Path, out: Path, copies: int = 0) -> list[Pat
 
     Raise BuildError if the model or one of its parts is missing.
     """
+    config = open_model(name, repository, "").config
+    parts = configs_of_parts(config, lambda part: open_model(part, repository, "").config)
     folders: dict[str, Path] = {}
     clients: dict[str, Path] = {}  # the repository's own clients, keyed by the part that uses them
-    left = [name]
-    while left:
-        if (part := left.pop()) not in folders:
-            stored = open_model(part, repository, "")
-            folders[part] = stored.folder
-            if shared := shared_clients(stored.folder, stored.config):
-                clients[part] = shared
-            left += [step.model_name for step in stored.config.ensemble_scheduling.step]
-    for folder in folders.values():
+    for part, own_config in {name: config, **parts}.items():
+        folders[part] = folder = repository / part
         if not versions(folder):
             raise BuildError(f"{folder} has no version with a model file in it: build it first")
+        if shared := shared_clients(folder, own_config):
+            clients[part] = shared
     out.mkdir(parents=True, exist_ok=True)
     endings = [f"-{number}" for number in range(copies)] or [""]
     return [_write(out, name, folders, clients, ending) for ending in endings]

@@ -125,9 +125,8 @@ def _sources(request: Request, weights: Weights) -> dict[str, Any]:
     sources["calibration"] = request.calibration.name if request.calibration else ""
     digests = weights.digests
     for flag in ("labels", "tokenizer"):
-        file = sources.pop(flag)
-        if file:  # a file that is missing makes the build begin, and so fail with an error
-            digests[flag] = digest_of_path(file) if file.exists() else "missing"
+        if file := sources.pop(flag):
+            digests[flag] = digest_of_path(file)
     sources["sha256"] = digests
     if request.target == "tensorrt" and (bound := trtexec.bound_to()):
         sources["bound_to"] = bound

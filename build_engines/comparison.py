@@ -81,22 +81,12 @@ def compare(
     """
     family = family_of(model.parameters.get("client", ""))
     if client is None or (family and not family.samples):
-        return _scores_of_random_tensors(model, engine, reference)
+        feed = example_feed(model, min(4, model.max_batch_size) or 1)
+        return compare_tensors(feed, engine, reference, "random input")
     if family and family.samples and family.measure and (source or family.samples.built_in):
         samples = family.samples.read(client, source, held_out)
         instances = list(islice(samples, count or None))
         return [_score_of(client, family.measure(client), engine, reference, instances, source)]
-    return _scores_of_the_example(model, client, engine, reference)
-
-
-def _scores_of_random_tensors(model: Model, engine: Runner, reference: Runner) -> list[Score]:
-    feed = example_feed(model, min(4, model.max_batch_size) or 1)
-    return compare_tensors(feed, engine, reference)
-
-
-def _scores_of_the_example(
-    model: Model, client: ModelClient, engine: Runner, reference: Runner
-) -> list[Score]:
     example = client.codec.from_bytes(ServedModel(model, client).example(), Limits())
     feed = row_of(model, _prepared(client, example))
     return compare_tensors(feed, engine, reference, "the model's example")
@@ -126,9 +116,7 @@ def _score_of(
     return Score(measure.name, mean, measure.limit, f"{len(instances)} samples")
 
 
-def compare_tensors(
-    feed: Tensors, engine: Runner, reference: Runner, note: str = "random input"
-) -> list[Score]:
+def compare_tensors(feed: Tensors, engine: Runner, reference: Runner, note: str) -> list[Score]:
     """Return a score for each output: the cosine of what the two runners return."""
     ours, theirs = _run(engine, feed), _run(reference, feed)
     return [

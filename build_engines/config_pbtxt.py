@@ -4,13 +4,12 @@ from pathlib import Path
 from typing import Any
 
 from google.protobuf import text_format
-from tritonclient.grpc import model_config_pb2
+from tritonclient.grpc.model_config_pb2 import DataType, ModelConfig
 
 from build_engines.model_spec import ONNX, Engine, ModelSpec
 from build_engines.request import Request
 from clients.base import TensorSpec
 from serving.repository.cpu_engine import AUTO, OPENVINO, PARAMETER, PRECISION
-from serving.repository.model_config import is_map, is_whole, merged
 
 HEADER = "# Written by python -m build_engines.\n"
 
@@ -23,6 +22,12 @@ def write_configs(
     If the engine always runs on a CPU, write only config.pbtxt, for the CPU. If `any_cpu_engine` is
     true, `serve` chooses the engine on a CPU, which may be one that computes in BF16.
     """
+    parameters = dict(engine.cpu_parameters)
+    serve_chooses = any_cpu_engine and model_spec.platform == ONNX
+    if serve_chooses:
+        parameters.setdefault(PARAMETER, AUTO)
+    elif parameters.get(PARAMETER) == OPENVINO and engine.precision == "fp32":
+        parameters[PRECISION] = "f32"
     cpu = model_config(
         model_spec,
         platform=model_spec.platform,
@@ -30,28 +35,28 @@ def write_configs(
         count=model_spec.cpu_instances,
         request=request,
     )
-    parameters = dict(engine.cpu_parameters)
-    serve_chooses = any_cpu_engine and model_spec.platform == ONNX
-    if serve_chooses:
-        parameters.setdefault(PARAMETER, AUTO)
-    elif parameters.get(PARAMETER) == OPENVINO and engine.precision == "fp32":
-        parameters[PRECISION] = "f32"
-    for name, value in (parameters | dict(model_spec.settings)).items():
-        cpu.parameters[name].string_value = value
+    override = ModelConfig(instance_group=cpu.instance_group)
+    for name in parameters.keys() - model_spec.settings.keys():
+        for config in (cpu, override):
+            config.parameters[name].string_value = parameters[name]
     if engine.runs_on_cpu:
         (folder / "config.pbtxt").write_text(render(cpu, model_spec.note))
         return
     gpu = model_config(
         model_spec, platform=engine.platform, kind="KIND_GPU", count=1, request=request
     )
-    if gpu.HasField("dynamic_batching"):
+    if engine.platform != model_spec.platform:
+        override.platform = model_spec.platform
+    if engine.preferred_batch_sizes:
         gpu.dynamic_batching.preferred_batch_size.extend(engine.preferred_batch_sizes)
+        override.dynamic_batching.SetInParent()
     if engine.accelerator:
         accelerators = gpu.optimization.execution_accelerators.gpu_execution_accelerator
         accelerators.add(name="tensorrt", parameters=engine.accelerator)
+        override = cpu  # a whole configuration, because others cannot remove the accelerator
     (folder / "config.pbtxt").write_text(render(gpu, model_spec.note))
     (folder / "configs").mkdir()
-    (folder / "configs" / "cpu.pbtxt").write_text(render(difference(gpu, cpu)))
+    (folder / "configs" / "cpu.pbtxt").write_text(render(override))
 
 
 def model_config(
@@ -59,9 +64,7 @@ def model_config(
 ) -> Any:
     """Return the ModelConfig of the model on `platform`, with `count` instances on `kind`
     (KIND_CPU, KIND_GPU)."""
-    config = model_config_pb2.ModelConfig(
-        platform=platform, max_batch_size=model_spec.max_batch_size
-    )
+    config = ModelConfig(platform=platform, max_batch_size=model_spec.max_batch_size)
     for spec in model_spec.inputs:
         _tensor(config.input.add(), spec, model_spec.max_batch_size)
     for spec in model_spec.outputs:
@@ -72,10 +75,7 @@ def model_config(
     group.kind = group.Kind.Value(kind)
     if model_spec.max_batch_size:
         config.dynamic_batching.SetInParent()
-    parameters = ({"client": model_spec.client} if model_spec.client else {}) | dict(
-        model_spec.settings
-    )
-    for key, value in parameters.items():
+    for key, value in model_spec.parameters.items():
         config.parameters[key].string_value = value
     return config
 
@@ -91,7 +91,7 @@ def _tensor(target: Any, spec: TensorSpec, max_batch_size: int) -> None:
 
 def data_type(datatype: str) -> int:
     """Return Triton's enum of a datatype: FP32, INT64, BYTES …"""
-    return int(model_config_pb2.DataType.Value(f"TYPE_{datatype.replace('BYTES', 'STRING')}"))
+    return int(DataType.Value(f"TYPE_{datatype.replace('BYTES', 'STRING')}"))
 
 
 def render(config: Any, note: str = "") -> str:
@@ -99,21 +99,3 @@ def render(config: Any, note: str = "") -> str:
     comment = "".join(f"# {line}\n" for line in note.splitlines())
     text: str = text_format.MessageToString(config, use_short_repeated_primitives=True)
     return HEADER + comment + text
-
-
-def difference(base: Any, other: Any) -> Any:
-    """Return the ModelConfig for configs/NAME.pbtxt, with which `serve` turns `base` into `other`.
-    It is what differs or, if `serve` could not merge that into `base`, all of `other`."""
-    own = model_config_pb2.ModelConfig()
-    for each, value in other.ListFields():
-        there = getattr(base, each.name)
-        if is_map(each):
-            for key in value:
-                if key not in there or there[key] != value[key]:
-                    getattr(own, each.name)[key].CopyFrom(value[key])
-        elif value != there:
-            own.MergeFrom(type(other)(**{each.name: value}))
-    # `serve` would take a whole configuration instead of `base`, rather than merge it
-    is_merged = not is_whole(own)
-    is_enough = is_merged and merged(base, own, render(own)) == other
-    return own if is_enough else other

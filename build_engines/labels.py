@@ -15,12 +15,12 @@ def read_lines(file: Path) -> list[str]:
 
 def write_labels(target: Path, labels: Sequence[str], file: Path | None) -> bool:
     """Write the labels of `file`, or else `labels`. Return whether there are any. Raise UsageError
-    for a file that cannot be read, and for a label with a line break, because each line is one
+    for a file that is not text, and for a label with a line break, because each line is one
     label."""
     if file:
         try:
             labels = read_lines(file)
-        except (OSError, UnicodeDecodeError) as err:
+        except UnicodeDecodeError as err:
             raise UsageError(f"--labels {file}: {err}") from err
     for label in labels:
         if "\n" in label or "\r" in label:

@@ -46,6 +46,12 @@ class ModelSpec:
         return 1 if self.platform == ONNX and self.max_batch_size else 2
 
     @property
+    def parameters(self) -> dict[str, str]:
+        """Return the `parameters` of config.pbtxt, as clients see them."""
+        named = {"client": self.client} if self.client else {}
+        return named | dict(self.settings)
+
+    @property
     def file(self) -> str:
         """Return the name of the model's file."""
         return MODEL_FILES[self.platform]

@@ -15,9 +15,6 @@ from build_engines.errors import BuildError
 from clients.base import TensorSpec
 
 LONGEST_NAMES = 10**6  # characters
-SQUASHING = ("Softmax", "Sigmoid", "HardSigmoid")  # operators that turn logits into scores
-PASSING = {"Identity", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "Cast", "Dropout"}
-PASSING |= {"QuantizeLinear", "DequantizeLinear"}
 DATATYPES = {
     **{getattr(TensorProto, kind): kind for kind in ("INT8", "INT16", "INT32", "INT64", "BOOL")},
     **{getattr(TensorProto, kind): kind for kind in ("UINT8", "UINT16", "UINT32", "UINT64")},
@@ -130,22 +127,6 @@ def _metadata(model: onnx.ModelProto, key: str) -> Any:
         return ast.literal_eval(text[:LONGEST_NAMES])
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         return None
-
-
-def makes_scores(model: onnx.ModelProto, output: str) -> bool:
-    """Return whether the output comes from a softmax or a sigmoid, and so holds scores, not
-    logits."""
-    makers = {name: node for node in model.graph.node for name in node.output}
-    node = makers.get(output)
-    for _ in makers:
-        if node is None or node.op_type not in PASSING:
-            break
-        node = makers.get(node.input[0])
-    # old exporters write a softmax as powers divided by their sum
-    if node and node.op_type == "Div":
-        powers = makers.get(node.input[0])
-        return bool(powers and powers.op_type == "Exp")
-    return bool(node and node.op_type in SQUASHING)
 
 
 def external_files(model: onnx.ModelProto, folder: Path) -> list[Path]:

@@ -50,8 +50,8 @@ class Graph:
         return name
 
     def add(self, operator: str, *inputs: Any, output: str = "", **attributes: Any) -> str:
-        """Add a node, whose inputs are names of tensors, or arrays. Return the name of its
-        output."""
+        """Add a node, whose inputs are names of tensors, or values: arrays, or numbers, which are
+        INT64 or FP64. Return the name of its output."""
         names = [each if isinstance(each, str) else self.constant(each) for each in inputs]
         output = output or f"{operator}_{len(self.nodes)}"
         output = free_name(output, self.inputs)
@@ -84,7 +84,7 @@ class Graph:
 
     def output(self, name: str, shape: Shape | None = None) -> None:
         """Declare a tensor as an output of FP32. Without a `shape`, leave its type open:
-        table_repair.set_shapes determines it by a run."""
+        set_shapes of tables/repair.py determines it by a run."""
         value = onnx.ValueInfoProto(name=name)
         if shape is not None:
             value = helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from build_engines.errors import UsageError
 from build_engines.recipes import RECIPES
 from serving.clients import client_names, module_name
 
@@ -150,7 +151,12 @@ class Request:
     )
 
     def __post_init__(self) -> None:
+        """Raise UsageError if the labels or the tokenizer do not exist."""
         object.__setattr__(self, "client", module_name(self.client))
+        if self.labels and not self.labels.is_file():
+            raise UsageError(f"--labels {self.labels}: there is no such file")
+        if self.tokenizer and not self.tokenizer.is_dir():
+            raise UsageError(f"--tokenizer {self.tokenizer}: there is no such folder")
 
     @property
     def named_client(self) -> str:

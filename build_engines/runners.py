@@ -17,7 +17,7 @@ from backends.onnxruntime import onnx_session
 from backends.openvino.openvino_settings import OpenvinoSettings
 from build_engines.engines.trtexec import run_plan
 from build_engines.errors import BuildError, first_line
-from build_engines.model_spec import ONNX, PLAN, full_shape
+from build_engines.model_spec import ONNX, PLAN, ModelSpec, full_shape
 from build_engines.stored_model import StoredModel
 from clients._image_settings import keeps_ratio
 from clients.base import Model, Tensors, TensorSpec
@@ -128,7 +128,7 @@ def rows_of(model: Model, outputs: Tensors) -> Tensors:
     return {name: array[None] for name, array in outputs.items()}
 
 
-def example_feed(model: Model, batch: int, length: int = 16) -> Tensors:
+def example_feed(model: Model | ModelSpec, batch: int, length: int = 16) -> Tensors:
     """Return random tensors (with a fixed seed) for every input.
 
     A dimension that varies is `length`, or the shorter side of images that keep their proportions.

@@ -17,11 +17,10 @@ from serving.repository.model_config import Unreadable, read_merged
 
 @dataclass(frozen=True)
 class StoredModel:
-    """A model's folder, read back. `config` is the ModelConfig that this machine uses, from
-    `config_file`; `record` is the content of build.json ({} without one)."""
+    """A model's folder, read back. `config` is the ModelConfig that this machine uses; `record` is
+    the content of build.json ({} without one)."""
 
     folder: Path
-    config_file: Path
     config: Any
     model: Model
     record: dict[str, Any]
@@ -49,10 +48,16 @@ class StoredModel:
 
     def client(self) -> ModelClient | None:
         """Return the model's client, if any. Raise BuildError if it cannot be made."""
-        try:
-            return make_client(self.model)
-        except Exception as err:  # a client's code may raise anything
-            raise BuildError(f"the client of {self.folder.name} cannot be made: {err}") from err
+        return client_of(self.model)
+
+
+def client_of(model: Model) -> ModelClient | None:
+    """Return a model's client, if any. Raise BuildError if it cannot be made."""
+    try:
+        return make_client(model)
+    except Exception as err:  # a client's code may raise anything
+        name = model.parameters.get("client", model.name)
+        raise BuildError(f"the client '{name}' cannot be made for this model: {err}") from err
 
 
 def open_model(name: str, repository: Path, config_name: str | None = None) -> StoredModel:
@@ -66,14 +71,9 @@ def open_model(name: str, repository: Path, config_name: str | None = None) -> S
         config_name = "" if this_gpu() else "cpu"
     folder = repository / name
     if not folder.is_dir():
-        there = (
-            sorted(path.name for path in repository.iterdir() if path.is_dir())
-            if repository.is_dir()
-            else []
-        )
+        names = sorted(path.parent.name for path in repository.glob("[!.]*/" + CONFIG))
         raise BuildError(
-            f"there is no model '{name}' in {repository}; there are: "
-            f"{', '.join(n for n in there if not n.startswith('.')) or 'none'}"
+            f"there is no model '{name}' in {repository}; there are: {', '.join(names) or 'none'}"
         )
     file = config_file(folder, config_name)
     try:
@@ -84,7 +84,6 @@ def open_model(name: str, repository: Path, config_name: str | None = None) -> S
         raise BuildError(f"{folder} has no {CONFIG}")
     return StoredModel(
         folder=folder,
-        config_file=file,
         config=config,
         model=describe_model(name, folder, config),
         record=read_record(folder),

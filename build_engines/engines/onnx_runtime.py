@@ -8,7 +8,7 @@ from pathlib import Path
 import onnxruntime
 
 from build_engines.engines import tensorrt
-from build_engines.engines.quantization import quantized
+from build_engines.engines.quantization import quantize
 from build_engines.errors import UsageError
 from build_engines.families.find_family import by_client
 from build_engines.model_spec import ONNX, TORCHSCRIPT, Engine, ModelSpec
@@ -34,7 +34,7 @@ def for_cpu(model_spec: ModelSpec, folder: Path, request: Request) -> Engine:
             )
         return Engine(TORCHSCRIPT, "fp32")
     if request.precision == "int8":
-        quantized(model_spec, folder, request).replace(folder / "1" / "model.onnx")
+        quantize(model_spec, folder, request)
         return Engine(ONNX, "int8", {"onnxruntime": onnxruntime.__version__}, runs_on_cpu=True)
     # on a GPU the fp32 file is served too, unless it has operators that no GPU computes
     return Engine(ONNX, "fp32", runs_on_cpu=by_client(model_spec.client).cpu_only)
@@ -53,7 +53,7 @@ def for_openvino(model_spec: ModelSpec, folder: Path, request: Request) -> Engin
         raise UsageError("OpenVINO runs ONNX files: export the model as one")
     int8 = request.precision == "int8"
     if int8:
-        quantized(model_spec, folder, request, OPENVINO).replace(folder / "1" / "model.onnx")
+        quantize(model_spec, folder, request, OPENVINO)
     return Engine(ONNX, request.precision, runs_on_cpu=int8, cpu_parameters={PARAMETER: OPENVINO})
 
 

@@ -11,6 +11,7 @@ OpenVINO, which has no fast kernel for dynamic INT8.
 """
 
 import logging
+import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -34,8 +35,8 @@ from build_engines.families.find_family import by_client
 from build_engines.model_spec import ModelSpec
 from build_engines.request import Request
 from build_engines.runners import OnnxFile, row_of
+from build_engines.stored_model import client_of
 from clients.base import Model, ModelClient, Tensors
-from serving.clients import make_client
 from serving.repository.cpu_engine import ONNX_RUNTIME, OPENVINO
 
 BETWEEN = (
@@ -53,16 +54,15 @@ MATRICES = ("MatMul",)
 OPERATORS = {ONNX_RUNTIME: BETWEEN, OPENVINO: ("Conv",)}
 
 
-def quantized(
+def quantize(
     model_spec: ModelSpec, folder: Path, request: Request, engine: str = ONNX_RUNTIME
-) -> Path:
-    """Write 1/model.int8.ENGINE.onnx from 1/model.onnx, and return its path."""
-    source = folder / "1" / "model.onnx"
-    target = folder / "1" / f"model.int8.{engine}.onnx"
+) -> None:
+    """Quantize 1/model.onnx in place, for an engine."""
+    file = folder / "1" / "model.onnx"
     with tempfile.TemporaryDirectory() as scratch, _quiet():
-        prepared = Path(scratch) / "prepared.onnx"
-        quant_pre_process(str(source), str(prepared), skip_symbolic_shape=True)
-        client, family = client_of(model_spec, folder), by_client(model_spec.client)
+        prepared, target = Path(scratch) / "prepared.onnx", Path(scratch) / "int8.onnx"
+        quant_pre_process(str(file), str(prepared), skip_symbolic_shape=True)
+        client, family = client_in(folder, model_spec), by_client(model_spec.client)
         if client and (family.static_int8 or engine == OPENVINO):
             batches = calibration_batches(client, request)
             operators = OPERATORS[engine] if family.static_int8 else MATRICES
@@ -74,9 +74,9 @@ def quantized(
             )
         else:
             _dynamic(prepared, target)
-    _tidy(target)
-    OnnxFile(target)  # raises BuildError if the file cannot be loaded
-    return target
+        shutil.copyfile(target, file)
+    _tidy(file)
+    OnnxFile(file)  # raises BuildError if the file cannot be loaded
 
 
 def _static(
@@ -90,10 +90,7 @@ def _static(
     operators are rounded."""
     graph = onnx.load(source, load_external_data=False).graph
     if not any(node.op_type == operators[0] for node in graph.node):
-        part = "an image model's convolutions"
-        if operators[0] != "Conv":
-            part = "a text model's matrix products"
-        raise BuildError(f"INT8 quantizes {part}, and this model has none")
+        raise BuildError(f"INT8 quantizes {operators[0]}, and this model has no such operator")
     quantize_static(
         str(source),
         str(target),
@@ -119,21 +116,18 @@ def preparation(graph: Any, first: str = "Conv") -> list[str]:
 def heads(graph: Any) -> list[str]:
     """Return the names of the last convolutions (no other follows them) and of all nodes that are
     computed from them."""
-    consumers: dict[str, list[Any]] = {}
-    for node in graph.node:
-        for name in node.input:
-            consumers.setdefault(name, []).append(node)
-    behind: dict[str, set[str]] = {}
-    # nodes are sorted topologically, so in reverse order a node comes after those that depend on it
+    before: set[str] = set()  # tensors from which a convolution is computed
     for node in reversed(graph.node):
-        names: set[str] = set()
-        for output in node.output:
-            for consumer in consumers.get(output, []):
-                names |= {consumer.name, *behind[consumer.name]}
-        behind[node.name] = names
-    convolutions = {node.name for node in graph.node if node.op_type == "Conv"}
-    last = {name for name in convolutions if not behind[name] & convolutions}
-    return sorted(last.union(*(behind[name] for name in last)))
+        if node.op_type == "Conv" or before.intersection(node.output):
+            before.update(node.input)
+    behind: set[str] = set()  # tensors computed from the last convolutions
+    names = []
+    for node in graph.node:
+        is_last = node.op_type == "Conv" and not before.intersection(node.output)
+        if is_last or behind.intersection(node.input):
+            behind.update(node.output)
+            names.append(node.name)
+    return names
 
 
 def _dynamic(source: Path, target: Path) -> None:
@@ -154,7 +148,6 @@ def _untie(path: Path) -> None:
     model = onnx.load(path)
     uses = Counter(name for node in model.graph.node for name in node.input)
     matrices = {tensor.name: tensor for tensor in model.graph.initializer}
-    has_changed = False
     for node in model.graph.node:
         if node.op_type != "Gemm":
             continue
@@ -163,9 +156,7 @@ def _untie(path: Path) -> None:
             copy = model.graph.initializer.add()
             copy.CopyFrom(matrices[name])
             copy.name = node.input[1] = f"{name}.{node.name}"
-            has_changed = True
-    if has_changed:
-        onnx.save(model, path)
+    onnx.save(model, path)
 
 
 def _tidy(path: Path) -> None:
@@ -189,28 +180,20 @@ def _quiet() -> Iterator[None]:
         logging.disable(logging.NOTSET)
 
 
-def _model_of(model_spec: ModelSpec, folder: Path) -> Model:
-    """Return the model as clients see it."""
-    settings = {"client": model_spec.client} if model_spec.client else {}
-    return Model(
+def client_in(folder: Path, model_spec: ModelSpec) -> ModelClient | None:
+    """Return the model's client, made with the files in the folder. Raise BuildError if the client
+    does not fit the model."""
+    if not model_spec.client:
+        return None
+    model = Model(
         name=folder.name,
         path=folder,
         inputs=model_spec.inputs,
         outputs=model_spec.outputs,
         max_batch_size=model_spec.max_batch_size,
-        parameters=settings | dict(model_spec.settings),
+        parameters=model_spec.parameters,
     )
-
-
-def client_of(model_spec: ModelSpec, folder: Path) -> ModelClient | None:
-    """Return the model's client, made with the files in the folder. Raise BuildError if the client
-    does not fit the model."""
-    try:
-        return make_client(_model_of(model_spec, folder)) if model_spec.client else None
-    except Exception as err:  # a client's code may raise anything
-        raise BuildError(
-            f"the client '{model_spec.client}' cannot be made for this model: {err}"
-        ) from err
+    return client_of(model)
 
 
 class Batches(CalibrationDataReader):  # type: ignore[misc]

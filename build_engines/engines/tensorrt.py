@@ -19,7 +19,7 @@ from onnxruntime.quantization import CalibrationDataReader, CalibrationMethod, c
 
 from build_engines import onnx_reader
 from build_engines.build_record import cache_folder
-from build_engines.engines.quantization import calibration_batches, client_of
+from build_engines.engines.quantization import calibration_batches, client_in
 from build_engines.engines.trtexec import WHERE_TO_GET_IT, Trtexec, this_gpu
 from build_engines.errors import BuildError, UsageError
 from build_engines.model_spec import ONNX, PLAN, Engine, ModelSpec
@@ -79,7 +79,7 @@ def check(model_spec: ModelSpec) -> None:
 
 def _calibrated(model_spec: ModelSpec, folder: Path, request: Request, code: int) -> Path:
     """Write 1/calibration.cache, and return its path."""
-    client = client_of(model_spec, folder)
+    client = client_in(folder, model_spec)
     if client is None:
         raise UsageError(
             "INT8 is calibrated on instances that a client reads: name one with --client, "

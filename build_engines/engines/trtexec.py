@@ -105,10 +105,8 @@ class Trtexec:
             raise BuildError(f"{path} --help: {err}") from err
         banner = _BANNER.search(done.stdout)
         if done.returncode or not banner:
-            output = (done.stderr or done.stdout).strip().splitlines()[-1:]
-            raise BuildError(
-                f"{path} --help failed: {output[0] if output else f'status {done.returncode}'}"
-            )
+            last_line = (done.stderr or done.stdout).strip().rpartition("\n")[2]
+            raise BuildError(f"{path} --help failed with status {done.returncode}: {last_line}")
         if (code := int(banner[1])) < OLDEST * 10_000:
             raise BuildError(
                 f"{path} is of TensorRT v{code}, and {OLDEST} or newer is needed; {WHERE_TO_GET_IT}"

@@ -88,13 +88,6 @@ class _BertGraph(Graph):
         self.hidden = config["hidden_size"]
         self.used: set[str] = set()
 
-    def floats(self, value: float) -> str:
-        return self.constant(np.array(value, np.float32), f"float_{value}")
-
-    def integers(self, *values: int) -> str:
-        name = "_".join(map(str, ("int64", *values)))
-        return self.constant(np.array(values, np.int64), name)
-
     def tensor(self, key: str) -> Array:
         self.used.add(key)
         return self.tensors[key].astype(np.float32, copy=False)
@@ -116,9 +109,9 @@ class _BertGraph(Graph):
 
     def gelu(self, x: str) -> str:
         """Compute x/2 · (1 + erf(x/√2)) (arXiv:1606.08415)."""
-        erf = self.add("Erf", self.add("Div", x, self.floats(math.sqrt(2.0))))
-        product = self.add("Mul", x, self.add("Add", erf, self.floats(1.0)))
-        return self.add("Mul", product, self.floats(0.5))
+        erf = self.add("Erf", self.add("Div", x, np.float32(math.sqrt(2.0))))
+        product = self.add("Mul", x, self.add("Add", erf, np.float32(1.0)))
+        return self.add("Mul", product, np.float32(0.5))
 
     def embeddings(self) -> str:
         """Compute LayerNorm(word + token type + position): [batch, sequence, hidden]."""
@@ -128,21 +121,21 @@ class _BertGraph(Graph):
         )
         length = self.add("Shape", "input_ids", start=1, end=2)
         table = self.weight("embeddings.position_embeddings.weight")
-        positions = self.add("Slice", table, self.integers(0), length, self.integers(0))
+        positions = self.add("Slice", table, [0], length, [0])
         total = self.add("Add", self.add("Add", words, types), positions)
         return self.layer_norm(total, "embeddings.LayerNorm")
 
     def mask(self) -> str:
         """Compute what is added to the scores, [batch, 1, 1, sequence]: 0 for tokens, and -10000
         for padding."""
-        mask = self.add("Unsqueeze", "attention_mask", self.integers(1))
-        mask = self.add("Unsqueeze", mask, self.integers(2))
-        one = self.floats(1.0)
+        mask = self.add("Unsqueeze", "attention_mask", [1])
+        mask = self.add("Unsqueeze", mask, [2])
+        one = np.float32(1.0)
         absent = self.add("Sub", one, self.cast(mask, TensorProto.FLOAT))
-        return self.add("Mul", absent, self.floats(MASKED_SCORE))
+        return self.add("Mul", absent, np.float32(MASKED_SCORE))
 
     def split_heads(self, x: str, key: str, order: tuple[int, ...]) -> str:
-        shape = self.integers(0, 0, self.heads, self.hidden // self.heads)
+        shape = [0, 0, self.heads, self.hidden // self.heads]
         split = self.add("Reshape", self.linear(x, key), shape)
         return self.add("Transpose", split, perm=order)
 
@@ -152,12 +145,12 @@ class _BertGraph(Graph):
         query = self.split_heads(x, f"{key}.query", (0, 2, 1, 3))
         keys = self.split_heads(x, f"{key}.key", (0, 2, 3, 1))
         values = self.split_heads(x, f"{key}.value", (0, 2, 1, 3))
-        scale = self.floats(math.sqrt(self.hidden // self.heads))
+        scale = np.float32(math.sqrt(self.hidden // self.heads))
         scaled = self.add("Div", self.add("MatMul", query, keys), scale)
         scores = self.add("Add", scaled, mask)
         mixed = self.add("MatMul", self.add("Softmax", scores, axis=-1), values)
         ordered = self.add("Transpose", mixed, perm=(0, 2, 1, 3))
-        return self.add("Reshape", ordered, self.integers(0, 0, self.hidden))
+        return self.add("Reshape", ordered, [0, 0, self.hidden])
 
     def layer(self, x: str, mask: str, key: str) -> str:
         attended = self.attention(x, mask, f"{key}.attention.self")
@@ -169,12 +162,11 @@ class _BertGraph(Graph):
 
     def mean(self, x: str) -> str:
         mask = self.cast("attention_mask", TensorProto.FLOAT)
-        row = self.add("Unsqueeze", mask, self.integers(1))
+        row = self.add("Unsqueeze", mask, [1])
         total = self.add("MatMul", row, x)
-        count = self.add("ReduceSum", mask, self.integers(1), keepdims=1)
-        total = self.add("Squeeze", total, self.integers(1))
-        return self.add("Div", total, self.add("Max", count, self.floats(1.0)))
+        count = self.add("ReduceSum", mask, [1], keepdims=1)
+        total = self.add("Squeeze", total, [1])
+        return self.add("Div", total, self.add("Max", count, np.float32(1.0)))
 
     def first(self, x: str) -> str:
-        index = self.constant(np.array(0, np.int64), "first_token")
-        return self.add("Gather", x, index, axis=1)
+        return self.add("Gather", x, 0, axis=1)

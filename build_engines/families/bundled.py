@@ -1,5 +1,5 @@
-"""Builds `resnet` and `yolov5`, small networks that read handwritten digits. Their weights are in
-model_repository."""
+"""Copies files of the bundled models from model_repository, and builds `resnet` and `yolov5` from
+them, small networks that read handwritten digits."""
 
 import shutil
 from pathlib import Path
@@ -7,10 +7,11 @@ from pathlib import Path
 from build_engines.build_record import digest
 from build_engines.errors import BuildError, UsageError
 from build_engines.families.family import Family
-from build_engines.families.onnx_tensors import with_tensors
+from build_engines.labels import read_lines, write_labels
 from build_engines.model_spec import ModelSpec
 from build_engines.request import REPOSITORY, Request
 from build_engines.weights import Weights
+from clients._labels import DEFAULT_LABELS
 
 SHA256 = {
     "resnet": "ac2ffbdb8ce1bd7fe5e89c8c5417333b6f53dd49a967bd7e70593335eed2e576",
@@ -18,14 +19,11 @@ SHA256 = {
 }
 SPECS = {
     "resnet": ModelSpec(
-        client="resnet",
         max_batch_size=32,
         settings={"resize": "stretch", "interpolation": "bilinear"},
-        labels="labels.txt",
+        labels=DEFAULT_LABELS,
     ),
-    "yolov5": ModelSpec(
-        client="yolov5", max_batch_size=8, settings={"layout": "yolov5"}, lengths=(32, 640, 1280)
-    ),
+    "yolov5": ModelSpec(max_batch_size=8, settings={"layout": "yolov5"}, lengths=(32, 640, 1280)),
 }
 
 
@@ -45,6 +43,13 @@ def write_model(
             f"{network} is not the committed network: get it back (git checkout {network})"
         )
     shutil.copyfile(network, folder / "1" / "model.onnx")
-    for file in (request.labels or source / "labels.txt", *source.glob("example.*")):
-        shutil.copyfile(file, folder / ("labels.txt" if file == request.labels else file.name))
-    return with_tensors(request, folder, spec)
+    write_labels(folder / DEFAULT_LABELS, read_lines(source / DEFAULT_LABELS), request.labels)
+    copy_example(request.model, folder)
+    return spec
+
+
+def copy_example(model: str, folder: Path, *others: str) -> None:
+    """Copy a bundled model's example, and its `others`, into the folder."""
+    for pattern in ("example.*", *others):
+        for file in (REPOSITORY / model).glob(pattern):
+            shutil.copyfile(file, folder / file.name)

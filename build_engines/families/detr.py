@@ -6,10 +6,9 @@ from typing import Any
 import numpy as np
 
 from build_engines.errors import BuildError, first_line
-from build_engines.families import image_checkpoint, own_onnx, own_torchscript
 from build_engines.families.family import CLOSE, Arrays, Family, Head
+from build_engines.families.image_checkpoint import WRITERS
 from build_engines.measures import DETECTIONS, IMAGES
-from build_engines.weights import CHECKPOINT, ONNX_FILE, TORCHSCRIPT_FILE
 from clients.detr import BOXES, LOGITS
 
 STRANGE_BOXES = 0.05  # the share of boxes that may differ
@@ -65,14 +64,9 @@ HEAD = Head(
 )
 FAMILY = Family(
     client="detr",
-    writers={
-        ONNX_FILE: own_onnx.write_model,
-        TORCHSCRIPT_FILE: own_torchscript.write_model,
-        CHECKPOINT: image_checkpoint.write_model,
-    },
+    writers=WRITERS,
     head=HEAD,
     example="efficientnet",
-    from_logits=lambda _: True,
     samples=IMAGES,
     measure=lambda _: DETECTIONS,
 )

@@ -7,7 +7,6 @@ efficientnet/lite). The GitHub user ml-illustrated converted the weights for PyT
 
 import json
 import pickle
-import shutil
 from collections import OrderedDict
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,13 +15,13 @@ from typing import Any
 import numpy as np
 
 from build_engines.errors import UsageError
+from build_engines.families.bundled import copy_example
 from build_engines.families.family import Family
-from build_engines.families.onnx_tensors import with_tensors
 from build_engines.labels import write_labels
 from build_engines.model_spec import ModelSpec
 from build_engines.onnx_writer import Array, ImageGraph, folded
 from build_engines.packages import file_of
-from build_engines.request import REPOSITORY, Request
+from build_engines.request import Request
 from build_engines.weights import Weights
 from clients._labels import DEFAULT_LABELS
 
@@ -52,15 +51,8 @@ def write_model(_: Family, __: Weights, request: Request, folder: Path) -> Model
     names = json.loads(file_of(*NAMES).read_text(encoding="utf-8"))
     labels = [names[str(index)] for index in range(len(names))]
     write_labels(folder / DEFAULT_LABELS, labels, request.labels)
-    for name in ("example.jpg", "LICENSES.txt"):
-        shutil.copyfile(REPOSITORY / "efficientnet" / name, folder / name)
-    spec = ModelSpec(
-        client="image_classification",
-        max_batch_size=MAX_BATCH_SIZE,
-        settings=SETTINGS,
-        labels=DEFAULT_LABELS,
-    )
-    return with_tensors(request, folder, spec)
+    copy_example("efficientnet", folder, "LICENSES.txt")
+    return ModelSpec(max_batch_size=MAX_BATCH_SIZE, settings=SETTINGS, labels=DEFAULT_LABELS)
 
 
 class _Unpickler(pickle.Unpickler):

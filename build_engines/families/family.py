@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from build_engines.errors import UsageError
+from build_engines.families.onnx_tensors import with_tensors
 from build_engines.measures import Measure, Samples
 from build_engines.model_spec import ModelSpec
 from build_engines.request import Request
@@ -89,10 +90,6 @@ class Family:
     example: str = ""
     # whether the model gives one score for each class
     classifies: bool = False
-    # returns whether a client with these settings computes scores from logits
-    from_logits: Callable[[Mapping[str, str]], bool] = lambda _: False
-    # whether the client expects boxes in pixels of the input
-    boxes_in_pixels: bool = False
     # samples on which an engine is compared with fp32; None: random tensors
     samples: Samples | None = None
     # compares two predictions, which are made with the parameters' defaults
@@ -112,8 +109,9 @@ class Family:
         return has_head or self.recognizes(weights)
 
     def write_model(self, weights: Weights, request: Request, folder: Path) -> ModelSpec:
-        """Fill the folder with the fp32 model and its other files. Settings of the request replace
-        the writer's. Raise UsageError if the family does not take this kind of weights."""
+        """Fill the folder with the fp32 model and its other files. Return the writer's ModelSpec
+        with its client, with the ONNX file's tensors if it has none, and with the settings of the
+        request. Raise UsageError if the family does not take this kind of weights."""
         writer = self.writers.get(weights.kind)
         if weights.kind == OWN:
             writer = self.own_weights.get(request.model)
@@ -125,7 +123,10 @@ class Family:
             raise UsageError(f"{what}; {whose} is built from {', '.join(self.writers)}")
         (folder / "1").mkdir(parents=True, exist_ok=True)
         spec = writer(self, weights, request, folder)
-        return replace(spec, settings={**spec.settings, **request.settings})
+        if not spec.inputs:
+            spec = with_tensors(request, folder, spec)
+        client = request.named_client or self.client
+        return replace(spec, client=client, settings={**spec.settings, **request.settings})
 
 
 Writer = Callable[[Family, Weights, Request, Path], ModelSpec]

@@ -4,7 +4,7 @@
 |---|---|---|
 | a folder of transformers that takes images | the one whose `head` fits | image_checkpoint.py |
 | a folder of transformers that takes texts | text.py | text_checkpoint.py |
-| a model of scikit-learn, XGBoost or LightGBM | table.py | table_to_onnx.py |
+| a model of scikit-learn, XGBoost or LightGBM | table.py | tables/to_onnx.py |
 | an ONNX file of skl2onnx or onnxmltools | table.py | table.py |
 | any other ONNX file, a TorchScript file | tensors.py | own_onnx.py, own_torchscript.py |
 
@@ -107,8 +107,6 @@ def _other_network(weights: Weights, heads: Sequence[Head]) -> BuildError:
         remedy = 'add "architectures" to it: ["ViTForImageClassification"]'
     elif other:
         remedy = f"without --client it becomes a model of the client {other.client}"
-    elif "ForMaskedImageModeling" in name:
-        remedy = "its encoder can be exported to ONNX and built without --client"
     ends = [f"…{end}" for head in heads for end in head.architectures]
     return BuildError(
         f"{weights.path} holds a {name} according to its config.json, and the networks that can be "

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from build_engines.errors import BuildError, UsageError
-from build_engines.families.family import Family
-from build_engines.families.onnx_tensors import with_tensors
-from build_engines.families.own_file import copy_example
+from build_engines.families import own_onnx, own_torchscript
+from build_engines.families.bundled import copy_example
+from build_engines.families.family import Family, Writer
 from build_engines.labels import write_labels
 from build_engines.model_spec import ModelSpec
 from build_engines.request import Request
-from build_engines.weights import Weights
+from build_engines.weights import CHECKPOINT, ONNX_FILE, TORCHSCRIPT_FILE, Weights
 from clients._image_settings import keeps_ratio
 from clients._labels import DEFAULT_LABELS
 
@@ -42,7 +42,6 @@ def write_model(family: Family, weights: Weights, request: Request, folder: Path
     elif request.labels:
         raise UsageError(f"--labels {request.labels}: the network has no classes")
     model_spec = ModelSpec(
-        client=request.named_client or family.client,
         max_batch_size=MAX_BATCH_SIZE,
         settings={name: value for name, value in settings.items() if name not in IN_NETWORK},
         labels=DEFAULT_LABELS if has_labels and family.classifies else "",
@@ -51,9 +50,16 @@ def write_model(family: Family, weights: Weights, request: Request, folder: Path
     if keeps_ratio(asked):
         shorter, longer = map(int, asked["resize_to"].split(","))
         model_spec = replace(model_spec, max_batch_size=1, lengths=(1, shorter, longer))
-    model_spec = with_tensors(request, folder, model_spec)
-    copy_example(family, folder, model_spec)
+    copy_example(family.example, folder)
     return model_spec
+
+
+# the writers of families whose client takes one image
+WRITERS: dict[str, Writer] = {
+    ONNX_FILE: own_onnx.write_model,
+    TORCHSCRIPT_FILE: own_torchscript.write_model,
+    CHECKPOINT: write_model,
+}
 
 
 def labels_of(config: Mapping[str, Any]) -> tuple[str, ...]:

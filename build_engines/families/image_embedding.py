@@ -4,10 +4,9 @@ and others."""
 from typing import Any
 
 from build_engines.errors import BuildError
-from build_engines.families import image_checkpoint, own_onnx, own_torchscript
 from build_engines.families.family import Family, Head
+from build_engines.families.image_checkpoint import WRITERS
 from build_engines.measures import IMAGES, VECTORS
-from build_engines.weights import CHECKPOINT, ONNX_FILE, TORCHSCRIPT_FILE
 
 
 def _vector(network: Any, images: Any) -> tuple[Any, ...]:
@@ -37,11 +36,7 @@ HEAD = Head(
 )
 FAMILY = Family(
     client="image_embedding",
-    writers={
-        ONNX_FILE: own_onnx.write_model,
-        TORCHSCRIPT_FILE: own_torchscript.write_model,
-        CHECKPOINT: image_checkpoint.write_model,
-    },
+    writers=WRITERS,
     head=HEAD,
     example="efficientnet",
     samples=IMAGES,

@@ -30,13 +30,7 @@ CLOSE = 1e-3
 # dimensions that may be dynamic, and their sizes during tracing
 FREE = {"batch": 2, "height": 96, "width": 160}
 # widths and heights of the images on which processor and client are compared
-TRIED = ((311, 207), (190, 333), (640, 640), (60, 47))
-# the same for images that keep their proportions
-ANY_SIZE = (*TRIED, (1500, 1100), (900, 200), (180, 900))
-FIXED = (
-    'to serve it at one size set "size": {"height": 640, "width": 640}, and "keep_aspect_ratio": '
-    "false if that is there, in preprocessor_config.json"
-)
+TRIED = ((311, 207), (190, 333), (640, 640), (60, 47), (1500, 1100), (900, 200), (180, 900))
 TOWERS = ("CLIPVisionModelWithProjection",)  # networks that project their embedding
 NAMES = {method.value: name for name, method in INTERPOLATIONS.items()}
 
@@ -50,7 +44,6 @@ def write_onnx(weights: Weights, family: Family, request: Request, path: Path) -
         raise BuildError(f"no network of transformers is built for the client {family.client}")
     processor = _processor(weights.path)
     settings = settings_of(processor)
-    check_same(processor, client_of(processor, settings))
     client = client_of(processor, {**settings, **request.settings})
     named = weights.architecture
     loader = getattr(transformers, named if named in TOWERS else head.loader)
@@ -58,7 +51,7 @@ def write_onnx(weights: Weights, family: Family, request: Request, path: Path) -
     if keeps_ratio(client.options) and request.max_batch_size > 1:
         raise UsageError(
             f"--max-batch-size {request.max_batch_size}: images of different sizes cannot be "
-            f"batched; {FIXED}"
+            "batched: leave the flag out"
         )
     module = Pixels(network, client, head)
     height, width = client.input.shape[1:]
@@ -68,7 +61,12 @@ def write_onnx(weights: Weights, family: Family, request: Request, path: Path) -
     traced = [side if isinstance(side, int) else FREE[side] for side in shape]
     example = torch.zeros(traced, dtype=torch.uint8)
     export_onnx(module, {INPUT: example}, {INPUT: shape}, head.outputs, path)
-    remedy = f"; or, {FIXED}" if keeps_ratio(client.options) else ""
+    remedy = ""
+    if keeps_ratio(client.options):
+        remedy = (
+            '; or serve it at one size: "size": {"height": 640, "width": 640} in '
+            "preprocessor_config.json"
+        )
     check_answers(module, path, _examples(client, request), head.same, remedy)
     return settings | head.settings(processor)
 
@@ -77,7 +75,7 @@ def _examples(client: ImageClient, request: Request) -> Iterator[Example]:
     """Yield random pixels in all sizes that images may have, alone and in a batch if there are
     batches."""
     rng = np.random.default_rng(0)
-    images = [Image.new("RGB", size) for size in ANY_SIZE]
+    images = [Image.new("RGB", size) for size in TRIED]
     sizes = sorted({client.fit(image).shape[:2] for image in images})
     has_batches = request.max_batch_size and not keeps_ratio(client.options)
     for batch in (1, 3) if has_batches else (1,):
@@ -98,18 +96,22 @@ def _processor(checkpoint: Path) -> Any:
 def settings_of(processor: Any) -> dict[str, str]:
     """Return the settings with which a client prepares images as the processor does. Raise
     BuildError if there are no such settings."""
-    sizes = {prepared(processor, Image.new("RGB", size)).shape for size in TRIED}
     settings = {
         "interpolation": NAMES[int(getattr(processor, "resample", None) or 0)],
         "exact": "true",
+        **_normalization(processor),
     }
-    if len(sizes) == 1:
-        settings |= _geometry(processor, *sizes.pop()[1:])
-    else:
-        settings |= _any_size(processor, sizes)
     if getattr(processor, "do_flip_channel_order", False):
         settings["channel_order"] = "bgr"
-    return settings | _normalization(processor)
+    for geometry in _geometries(processor):
+        client = client_of(processor, settings | geometry)
+        if all(_is_same(processor, client, size) for size in TRIED):
+            return settings | geometry
+    raise BuildError(
+        f"{name_of(processor)} prepares images in a way that no client does; export the network to "
+        "ONNX, and build that with --client image-classification and --set size=, resize=, mean=, "
+        "std="
+    )
 
 
 def prepared(processor: Any, image: Image.Image) -> NDArray[np.float32]:
@@ -135,43 +137,36 @@ def name_of(processor: Any) -> str:
     return f"the image processor {type(processor).__name__.removesuffix('Pil')}"
 
 
-def _geometry(processor: Any, height: int, width: int) -> dict[str, str]:
-    """Return the settings for how the processor resizes and crops. `check_same` finds what this
-    misses."""
+def _geometries(processor: Any) -> Iterator[dict[str, str]]:
+    """Yield settings for the ways in which processors resize and crop. Raise BuildError if images
+    have several sizes, and the processor does not say how it keeps their proportions."""
+    sizes = {prepared(processor, Image.new("RGB", size)).shape for size in TRIED}
+    shortest, longest = _edge(processor, "shortest_edge"), _edge(processor, "longest_edge")
+    if len(sizes) > 1 and not (shortest and longest):
+        raise BuildError(
+            f"{name_of(processor)} makes tensors of different sizes: {sorted(sizes)}; it must make "
+            "one size, or keep the proportions by a shortest_edge and a longest_edge"
+        )
+    if len(sizes) > 1:
+        divisor = {"size_divisor": "16"} if "Yolos" in type(processor).__name__ else {}
+        yield {"resize": KEEP_RATIO, "resize_to": f"{shortest},{longest}", **divisor}
+        return
+    _, height, width = sizes.pop()
     size = f"{height},{width}"
-    kind = type(processor).__name__
-    shortest = _edge(processor, "shortest_edge")
+    yield {"size": size, "resize": "stretch", "resize_to": size}
     if not shortest:
-        sides = size  # DPT's may differ from processor.size, because it rounds to a multiple
-        if getattr(processor, "do_center_crop", False):
-            sides = f"{processor.size['height']},{processor.size['width']}"
-        return {"size": size, "resize": "stretch", "resize_to": sides}
-    if "ConvNext" in kind and shortest >= 384:
-        return {"size": size, "resize": "stretch", "resize_to": f"{height},{height}"}
-    if "ConvNext" in kind:
-        shortest = int(shortest / processor.crop_pct)
-    elif "Levit" in kind:
-        shortest = int(256 / 224 * shortest)
-    return {"size": size, "resize": "shortest", "resize_to": str(shortest)}
+        sides = f"{_edge(processor, 'height')},{_edge(processor, 'width')}"
+        yield {"size": size, "resize": "stretch", "resize_to": sides}
+        return
+    # ConvNeXt's processor keeps a share of the resized image, and LeViT's 224 of 256 pixels
+    share = getattr(processor, "crop_pct", None) or 1
+    for edge in (shortest, shortest / share, 256 / 224 * shortest):
+        yield {"size": size, "resize": "shortest", "resize_to": str(int(edge))}
 
 
 def _edge(processor: Any, name: str) -> int:
     size = processor.size
     return (size.get(name) if hasattr(size, "get") else size[name]) or 0
-
-
-def _any_size(processor: Any, sizes: set[tuple[int, ...]]) -> dict[str, str]:
-    """Return the settings for a processor that keeps the proportions. Raise BuildError if it does
-    not say how."""
-    shortest, longest = _edge(processor, "shortest_edge"), _edge(processor, "longest_edge")
-    if not shortest or not longest:
-        raise BuildError(
-            f"{name_of(processor)} makes tensors of different sizes: {sorted(sizes)}; it must make "
-            "one size, or keep the proportions by a shortest_edge and a longest_edge; "
-            f"{FIXED}"
-        )
-    divisor = {"size_divisor": "16"} if "Yolos" in type(processor).__name__ else {}
-    return {"resize": KEEP_RATIO, "resize_to": f"{shortest},{longest}", **divisor}
 
 
 def _normalization(processor: Any) -> dict[str, str]:
@@ -203,20 +198,14 @@ def client_of(processor: Any, settings: Mapping[str, str]) -> Client:
         ) from err
 
 
-def check_same(processor: Any, client: ImageClient) -> None:
-    """Raise BuildError unless the client prepares images as the processor does."""
-    rng = np.random.default_rng(0)
-    for width, height in ANY_SIZE if keeps_ratio(client.options) else TRIED:
-        pixels = rng.integers(0, 256, (height, width, 3), dtype=np.uint8)
-        image = Image.fromarray(pixels)
-        ((ours,),) = client.prepare([image], {}).values()
-        theirs = prepared(processor, image)
-        if ours.shape != theirs.shape or not np.allclose(ours, theirs, atol=CLOSE):
-            raise BuildError(
-                f"{name_of(processor)} prepares images in a way that no client does; export the "
-                "network to ONNX, and build that with --client image-classification and --set "
-                "size=, resize=, mean=, std="
-            )
+def _is_same(processor: Any, client: ImageClient, size: tuple[int, int]) -> bool:
+    """Return whether the client prepares an image of this width and height as the processor
+    does."""
+    pixels = np.random.default_rng(0).integers(0, 256, (*size[::-1], 3), dtype=np.uint8)
+    image = Image.fromarray(pixels)
+    ((ours,),) = client.prepare([image], {}).values()
+    theirs = prepared(processor, image)
+    return ours.shape == theirs.shape and np.allclose(ours, theirs, atol=CLOSE)
 
 
 class Pixels(torch.nn.Module):  # type: ignore[misc, unused-ignore]

@@ -3,13 +3,12 @@ Only --client chooses this family, and clients/_box_decoding.py recognizes the l
 
 from pathlib import Path
 
-from build_engines.errors import BuildError
 from build_engines.families import bundled, own_onnx, own_torchscript, yolov4_tiny
 from build_engines.families.family import Family
 from build_engines.measures import DETECTIONS, IMAGES
 from build_engines.model_spec import ModelSpec
 from build_engines.request import Request
-from build_engines.weights import CHECKPOINT, ONNX_FILE, TENSORS, TORCHSCRIPT_FILE, Weights
+from build_engines.weights import ONNX_FILE, TENSORS, TORCHSCRIPT_FILE, Weights
 
 
 def _write_yolov5(family: Family, weights: Weights, request: Request, folder: Path) -> ModelSpec:
@@ -18,23 +17,15 @@ def _write_yolov5(family: Family, weights: Weights, request: Request, folder: Pa
     return yolov5.write_model(family, weights, request, folder)
 
 
-def _refuse_folder(*_: object) -> ModelSpec:
-    raise BuildError(
-        "a YOLOv5 is one file: --weights names its checkpoint best.pt, or an ONNX file of it"
-    )
-
-
 FAMILY = Family(
     client="object_detection",
     writers={
         ONNX_FILE: own_onnx.write_model,
         TORCHSCRIPT_FILE: own_torchscript.write_model,
         TENSORS: _write_yolov5,
-        CHECKPOINT: _refuse_folder,
     },
     own_weights={"yolov5": bundled.write_model, "yolov4_tiny": yolov4_tiny.write_model},
     example="yolov4_tiny",
-    boxes_in_pixels=True,
     samples=IMAGES,
     measure=lambda _: DETECTIONS,
     static_int8=True,

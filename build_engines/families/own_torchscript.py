@@ -4,7 +4,6 @@ from runs on random tensors. Modules that need torch are imported late."""
 import re
 import shutil
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,19 +11,12 @@ from typing import Any
 from build_engines import onnx_reader
 from build_engines.errors import BuildError, UsageError
 from build_engines.families.family import Family
-from build_engines.families.own_file import (
-    MAX_BATCH_SIZE,
-    check_boxes,
-    copy_example,
-    run_random_rows,
-    spec_without_tensors,
-    with_size,
-)
+from build_engines.families.own_file import MAX_BATCH_SIZE, finished, run_random_rows
 from build_engines.model_spec import TORCHSCRIPT, ModelSpec
 from build_engines.request import Request
 from build_engines.runners import example_feed
 from build_engines.weights import Weights
-from clients.base import Model, Tensors, TensorSpec
+from clients.base import Tensors, TensorSpec
 from serving.triton.tensors import Tensor
 
 _INPUT = re.compile(r"(?:([^:]+):)?([A-Z0-9]+):((?:-?\d+(?:,-?\d+)*)?)")
@@ -36,27 +28,16 @@ def write_model(family: Family, weights: Weights, request: Request, folder: Path
     path = weights.path
     module = _read(path)
     inputs = parse_inputs(request.inputs)
-    outputs = _run(path, module, inputs, batching=batch > 0)
+    outputs = _run(request, module, inputs, batching=batch > 0)
     shutil.copyfile(path, folder / "1" / "model.pt")
-    spec = replace(
-        spec_without_tensors(family, request, folder),
-        inputs=inputs,
-        outputs=outputs,
-        max_batch_size=batch,
-        platform=TORCHSCRIPT,
-    )
-    findings = run_random_rows(family, partial(_outputs, module), spec)
+    spec = ModelSpec(inputs=inputs, outputs=outputs, max_batch_size=batch, platform=TORCHSCRIPT)
+    findings = run_random_rows(partial(_outputs, module), spec)
     if batch and findings.mixes_rows:
         raise BuildError(
             f"{path}: rows have other answers together than alone, so the first dimension is not "
             "a batch: build it with --max-batch-size 0, and with all dimensions in --input"
         )
-    check_boxes(family, findings)
-    spec = with_size(request, spec)
-    copy_example(family, folder, spec)
-    if family.classifies and findings.are_shares and "activation" not in request.settings:
-        spec = replace(spec, settings={**spec.settings, "activation": "none"})
-    return spec
+    return finished(family, request, folder, spec, findings)
 
 
 def _outputs(module: Any, feed: Tensors) -> Tensors:
@@ -114,11 +95,11 @@ def _read(path: Path) -> Any:
 
 
 def _run(
-    path: Path, module: Any, inputs: tuple[TensorSpec, ...], batching: bool
+    request: Request, module: Any, inputs: tuple[TensorSpec, ...], batching: bool
 ) -> tuple[TensorSpec, ...]:
     """Return the specs of the outputs. A dimension is variable if it differs between two runs with
     different sizes."""
-    model = Model("", Path(), inputs, (), int(batching), {})
+    model = ModelSpec(inputs=inputs, max_batch_size=int(batching))
     try:
         one, other = (
             _outputs(module, example_feed(model, batch, length))
@@ -127,7 +108,7 @@ def _run(
     except (RuntimeError, ValueError, TypeError, AttributeError) as err:
         reason = str(err).strip().splitlines()[-1]
         raise BuildError(
-            f"{path} does not run on random inputs {_written(inputs)}: {reason}"
+            f"--input {' '.join(request.inputs)}: the file does not run on such tensors: {reason}"
         ) from err
     return tuple(_output(name, one[name], other[name], batching) for name in one)
 
@@ -140,9 +121,3 @@ def _output(name: str, one: Any, other: Any, batching: bool) -> TensorSpec:
             f"output '{name}' has no batch dimension; build it with --max-batch-size 0"
         )
     return TensorSpec(name, Tensor.of(name, one).datatype, shape[int(batching) :])
-
-
-def _written(inputs: Sequence[TensorSpec]) -> str:
-    dims = [",".join(map(str, spec.shape)) for spec in inputs]
-    pairs = zip(inputs, dims, strict=True)
-    return ", ".join(f"{spec.datatype}:{text}" for spec, text in pairs)

@@ -1,5 +1,5 @@
 """Turns models of scikit-learn, XGBoost and LightGBM, and ONNX files of them, into model folders
-for the client `table`. table_to_onnx.py converts the models."""
+for the client `table`. tables/ converts the models."""
 
 import json
 import re
@@ -14,12 +14,10 @@ import onnx
 
 from build_engines.errors import BuildError, UsageError, first_line
 from build_engines.families.family import Family
-from build_engines.families.onnx_tensors import with_tensors
 from build_engines.families.own_torchscript import parse_inputs
-from build_engines.families.table_repair import (
+from build_engines.families.tables.repair import (
     BATCH_SIZE,
     INSTEAD,
-    OF_CATBOOST,
     Class,
     check_tensors,
     has_operators,
@@ -32,11 +30,15 @@ from build_engines.weights import LIGHTGBM, ONNX_FILE, PICKLE, XGBOOST, Weights
 from clients.table import CATEGORIES
 
 COLUMNS, LABELS = "columns.txt", "labels.txt"
+OF_CATBOOST = (
+    "CatBoost writes its ONNX file itself, model.save_model('model.onnx', format='onnx'); build "
+    "that"
+)
 # libraries whose objects pickles hold
 LIBRARIES = ("sklearn", "xgboost", "lightgbm", "numpy", "scipy", "joblib", "pandas")
 
 
-def write_model(family: Family, weights: Weights, request: Request, folder: Path) -> ModelSpec:
+def write_model(_: Family, weights: Weights, request: Request, folder: Path) -> ModelSpec:
     """Write 1/model.onnx, columns.txt and labels.txt."""
     if request.precision != "fp32":
         raise UsageError(f"--precision {request.precision}: a table's model is served in fp32")
@@ -53,15 +55,14 @@ def write_model(family: Family, weights: Weights, request: Request, folder: Path
     check_tensors(model)
     onnx.save(model, folder / "1" / "model.onnx")
     settings |= _name_classes(request, classes, folder)
-    spec = ModelSpec(client=family.client, max_batch_size=batch_size, settings=settings)
-    return with_tensors(request, folder, spec)
+    return ModelSpec(max_batch_size=batch_size, settings=settings)
 
 
 def _converted(request: Request, weights: Weights, folder: Path) -> Any:
-    """Return the model as table_to_onnx converts it. Write columns.txt, categories.json and
+    """Return the model as tables/ converts it. Write columns.txt, categories.json and
     example.json."""
     estimator = read(weights, request.allow_pickle)
-    from build_engines.families.table_to_onnx import convert
+    from build_engines.families.tables.to_onnx import convert
 
     inputs = parse_inputs(request.inputs) if request.inputs else ()
     converted = convert(estimator, inputs)
@@ -139,28 +140,24 @@ def _unpickled(path: Path) -> Any:
         def find_class(self, module: str, name: str) -> Any:
             if module == "numpy.random._pickle":
                 return Unused
+            if module.startswith("catboost"):
+                raise BuildError(f"{path} holds a model of CatBoost: {OF_CATBOOST}")
             try:
                 return super().find_class(re.sub(r"^numpy\._core\b", "numpy.core", module), name)
             except (AttributeError, ModuleNotFoundError) as err:
                 if module.partition(".")[0] in LIBRARIES:
                     raise
-                raise BuildError(f"{path} {_absent(module, name)}") from err
+                raise BuildError(
+                    f"{path} needs '{name}' of the user's own code (the module {module}), which a "
+                    "pickle does not contain: train the model with scikit-learn's own classes "
+                    f"only, or {INSTEAD}"
+                ) from err
 
     with (
         path.open("rb") as file,
         numpy_pickle._validate_fileobject_and_memmap(file, str(path)) as (opened, _),
     ):
         return Unpickler(str(path), opened, ensure_native_byte_order=True).load()
-
-
-def _absent(module: str, name: str) -> str:
-    """Return what a pickle that needs this name lacks, and what to do."""
-    if module.startswith("catboost"):
-        return f"holds a model of CatBoost: {OF_CATBOOST}"
-    return (
-        f"needs '{name}' of the user's own code (the module {module}), which a pickle does not "
-        f"contain: train the model with scikit-learn's own classes only, or {INSTEAD}"
-    )
 
 
 class Unused:
@@ -174,7 +171,7 @@ class Unused:
 def _xgboost(path: Path, _: bool) -> Any:
     import xgboost
 
-    from build_engines.families.table_to_onnx import best_trees
+    from build_engines.families.tables.trees import best_trees
 
     booster = xgboost.Booster(model_file=str(path))
     best = best_trees(booster)

@@ -9,7 +9,6 @@ import onnx
 from build_engines.errors import BuildError, UsageError
 from build_engines.families import bert, own_onnx, own_torchscript
 from build_engines.families.family import Family
-from build_engines.families.onnx_tensors import with_tensors
 from build_engines.families.text_checkpoint import (
     EXAMPLES,
     check_tokenizer,
@@ -30,13 +29,6 @@ from build_engines.weights import CHECKPOINT, ONNX_FILE, TORCHSCRIPT_FILE, Weigh
 from serving.repository.model_config import RAGGED
 
 BATCH_SIZE = 32
-# tasks that compute scores from logits, without the setting `activation`
-FROM_LOGITS = (
-    "fill-mask",
-    "question-answering",
-    "token-classification",
-    "zero-shot-classification",
-)
 LABELS = "labels.txt"
 NOTE = (
     "NVIDIA's backends merge only texts of one length, so lengths are rounded up for them; this "
@@ -44,7 +36,7 @@ NOTE = (
 )
 
 
-def write_model(family: Family, weights: Weights, request: Request, folder: Path) -> ModelSpec:
+def write_model(_: Family, weights: Weights, request: Request, folder: Path) -> ModelSpec:
     """Write the model folder's files. Raise BuildError if the checkpoint's network is not for the
     task."""
     if request.tokenizer:
@@ -60,7 +52,7 @@ def write_model(family: Family, weights: Weights, request: Request, folder: Path
     settings = sentence_settings(checkpoint, task)
     pooling = pooling_of(checkpoint) if task == "embedding" else "mean"
     file = folder / "1" / "model.onnx"
-    is_plain = bert.is_plain(config, pooling) and "Dense" not in modules_of(checkpoint)
+    is_plain = bert.is_plain(config, pooling) and "Dense" not in dict(modules_of(checkpoint))
     if task == "embedding" and is_plain and has_tensors:
         onnx.save(bert.bert_model(config, bert.load_weights(checkpoint), pooling), file)
     else:
@@ -72,8 +64,7 @@ def write_model(family: Family, weights: Weights, request: Request, folder: Path
     write_example(folder, task)
     if write_labels(folder / LABELS, (), request.labels):
         settings["labels"] = LABELS
-    spec = ModelSpec(
-        client=request.named_client or family.client,
+    return ModelSpec(
         max_batch_size=BATCH_SIZE,
         settings={
             "pad_to_multiple_of": "8",
@@ -83,7 +74,6 @@ def write_model(family: Family, weights: Weights, request: Request, folder: Path
         },
         note=NOTE,
     )
-    return with_tensors(request, folder, spec)
 
 
 def write_minilm(family: Family, _: Weights, request: Request, folder: Path) -> ModelSpec:
@@ -98,7 +88,7 @@ def write_minilm(family: Family, _: Weights, request: Request, folder: Path) -> 
 def write_tokenizer(request: Request, folder: Path) -> dict[str, str]:
     """Copy the folder that --tokenizer names into the model's, and write an example. Return the
     settings. Raise UsageError if the flag is missing."""
-    if not request.tokenizer or not request.tokenizer.is_dir():
+    if not request.tokenizer:
         raise UsageError(
             "--client text takes --tokenizer FOLDER, the folder of the tokenizer's files"
         )
@@ -120,7 +110,6 @@ FAMILY = Family(
     recognizes=lambda weights: not weights.is_image and is_text(weights),
     write_files=write_tokenizer,
     samples=SENTENCES,
-    from_logits=lambda settings: settings.get("task") in FROM_LOGITS,
     measure=lambda client: OF_TASKS[str(client.options["task"])],
     any_cpu_engine=True,
 )

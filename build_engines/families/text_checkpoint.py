@@ -14,9 +14,6 @@ from clients.text import TASKS
 from serving.errors import ConfigError
 
 PROMPTS, MODULES = "config_sentence_transformers.json", "modules.json"
-KINDS = ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
-# sentence-transformers reads the first of these files that exists
-SENTENCE_FILES = tuple(f"sentence_{kind}_config.json" for kind in KINDS)
 TOKENIZER_FILES = (
     "config.json",
     "tokenizer.json",
@@ -36,10 +33,10 @@ HEADS = {  # how a network's name in transformers ends -> its tasks, the usual o
     "ForQuestionAnswering": ("question-answering",),
 }
 TO_TENSORS = "export it to ONNX and build that without --client, to serve tensors"
-# ends of the names of networks that are not encoders, such as GPT2LMHeadModel
+# how the names of encoders end, and of networks that are not, such as GPT2LMHeadModel
+ENCODERS = ("Model", "TextModelWithProjection")
 GENERATORS = ("HeadModel", "HeadsModel")
-POOLING = {"cls_token": "cls", "mean_tokens": "mean", "max_tokens": "max", "lasttoken": "last"}
-NEW_POOLING = {"cls": "cls", "mean": "mean", "max": "max", "lasttoken": "last"}
+POOLING = {"cls": "cls", "mean": "mean", "max": "max", "lasttoken": "last"}
 MODULE_ORDER = re.compile(r"Transformer, Pooling(, Dense)*(, Normalize)?")
 CROSS_ENCODER_ORDER = re.compile("Transformer")
 EXAMPLES: dict[str, Any] = {
@@ -75,48 +72,39 @@ def is_text(weights: Weights) -> bool:
 
 
 def task_of(checkpoint: Path, config: Mapping[str, Any], asked: str) -> str:
-    """Return the task `asked`, or else that of the network in config.json. Raise BuildError if the
-    network cannot have that task."""
+    """Return the task `asked`, or else the usual one of the network in config.json. Raise
+    BuildError if the network cannot have that task."""
     if asked and asked not in TASKS:
         raise BuildError(f"the task {asked!r} is not one of: {', '.join(TASKS)}")
-    name = str((config.get("architectures") or ["Model"])[0])
+    name = str((config.get("architectures") or ["network of no name"])[0])
+    found = f"config.json says that it is a {name}"
     if config.get("is_encoder_decoder"):
         raise BuildError(
-            f"config.json says that it is a {name}, an encoder with a decoder, which no "
-            f"client serves: {TO_TENSORS}"
+            f"{found}, an encoder with a decoder, which no client serves: {TO_TENSORS}"
         )
-    if not (asked or config.get("architectures") or (checkpoint / MODULES).is_file()):
+    tasks = _tasks_of(checkpoint, config, name)
+    if not asked and not tasks:
         raise BuildError(
-            f"config.json of {checkpoint} has no architectures: add --task, one of "
-            f"{', '.join(TASKS)}"
+            f"{found}, which has none of the tasks {', '.join(TASKS)}: name one with --task; for "
+            "embedding its encoder is built, without what the network adds to it"
         )
-    has_head = name.endswith(tuple(HEADS))
-    fitting: tuple[str, ...] = ("embedding",)
-    for end, tasks in HEADS.items():
-        if name.endswith(end):
-            fitting = tasks
+    if asked and tasks and asked not in (*tasks, "embedding"):
+        raise BuildError(f"{found}: its task is {' or '.join(tasks)}, not {asked}")
+    return asked or tasks[0]
+
+
+def _tasks_of(checkpoint: Path, config: Mapping[str, Any], name: str) -> tuple[str, ...]:
+    """Return the tasks of the network `name`, the usual one first, or () if it has none."""
     is_ranker = _is_cross_encoder(checkpoint, config)
     if (checkpoint / MODULES).is_file() and not is_ranker:
-        fitting = ("embedding",)
-    elif "embedding" in fitting and not _is_encoder(name) and not asked:
-        raise BuildError(
-            f"config.json says that it is a {name}, which has none of the tasks "
-            f"{', '.join(TASKS)}; with --task embedding its encoder is built, without what "
-            f"{name} adds to it"
-        )
-    if not asked:
-        has_one_score = len(config.get("id2label", ())) == 1
-        ranks = "text-ranking" in fitting and is_ranker and has_one_score
-        return "text-ranking" if ranks else fitting[0]
-    if asked not in fitting and asked != "embedding" and has_head:
-        raise BuildError(
-            f"config.json says that it is a {name}: its task is {' or '.join(fitting)}, not {asked}"
-        )
-    return asked
-
-
-def _is_encoder(name: str) -> bool:
-    return name.endswith(("Model", "TextModelWithProjection")) and not name.endswith(GENERATORS)
+        return ("embedding",)
+    for end, tasks in HEADS.items():
+        if name.endswith(end):
+            has_one_score = len(config.get("id2label", ())) == 1
+            ranks = is_ranker and has_one_score and "text-ranking" in tasks
+            return ("text-ranking", *tasks) if ranks else tasks
+    is_encoder = name.endswith(ENCODERS) and not name.endswith(GENERATORS)
+    return ("embedding",) if is_encoder else ()
 
 
 def _is_cross_encoder(checkpoint: Path, config: Mapping[str, Any]) -> bool:
@@ -133,7 +121,7 @@ def sentence_settings(checkpoint: Path, task: str) -> dict[str, str]:
     """Return the client's settings for a folder of sentence-transformers, without the pooling,
     which is part of the network. Raise BuildError for an unknown module, or modules in another
     order."""
-    modules, settings = modules_of(checkpoint), {}
+    modules, settings = [name for name, _ in modules_of(checkpoint)], {}
     order, buildable = CROSS_ENCODER_ORDER, "Transformer alone"
     if task == "embedding":
         order, buildable = MODULE_ORDER, "Transformer, Pooling, any number of Dense, Normalize"
@@ -153,45 +141,40 @@ def sentence_settings(checkpoint: Path, task: str) -> dict[str, str]:
 
 
 def _read_sentence_file(checkpoint: Path) -> Any:
-    """Return what sentence-transformers stores about the Transformer module: max_seq_length and
-    do_lower_case."""
-    return next(
-        (read_json(checkpoint / name) for name in SENTENCE_FILES if (checkpoint / name).is_file()),
-        {},
-    )
+    """Return what sentence-transformers stores about the Transformer module, in a file that is
+    named after the kind of network: max_seq_length and do_lower_case."""
+    files = sorted(checkpoint.glob("sentence_*_config.json"))
+    return read_json(files[0]) if files else {}
 
 
-def modules_of(checkpoint: Path) -> list[str]:
-    """Return the class names of a sentence encoder's modules, in order."""
-    modules = read_json(checkpoint / MODULES) or ()
-    return [str(module["type"]).rpartition(".")[2] for module in modules]
+def modules_of(checkpoint: Path) -> list[tuple[str, Path]]:
+    """Return the class name and the folder of each module of a sentence encoder, in order."""
+    modules = []
+    for module in read_json(checkpoint / MODULES) or ():
+        name = str(module["type"]).rpartition(".")[2]
+        modules.append((name, checkpoint / str(module.get("path", ""))))
+    return modules
 
 
 def pooling_of(checkpoint: Path) -> str:
     """Return mean, cls, max or last. Raise BuildError for another pooling."""
-    config = read_json(module_folder(checkpoint, "Pooling", "1_Pooling") / "config.json")
-    modes = {name: value for name, value in config.items() if name.startswith("pooling_mode_")}
-    chosen = [name.removeprefix("pooling_mode_") for name, value in modes.items() if value]
-    known = {**POOLING, **NEW_POOLING}
-    chosen = [str(config["pooling_mode"])] if "pooling_mode" in config else chosen
-    if len(chosen) > 1 or (chosen and chosen[0] not in known):
+    folders = dict(modules_of(checkpoint))
+    config = read_json(folders.get("Pooling", checkpoint / "1_Pooling") / "config.json")
+    # {"pooling_mode": "mean"} or, in older folders, {"pooling_mode_mean_tokens": true, …}
+    modes = [name for name, value in config.items() if name.startswith("pooling_mode_") and value]
+    chosen = [re.sub("^pooling_mode_|_tokens?$", "", name) for name in modes] or ["mean"]
+    if "pooling_mode" in config:
+        chosen = [str(config["pooling_mode"])]
+    if len(chosen) > 1 or chosen[0] not in POOLING:
         raise BuildError(
-            f"its pooling is {' and '.join(chosen)}; supported is one of {', '.join(NEW_POOLING)}"
+            f"its pooling is {' and '.join(chosen)}; supported is one of {', '.join(POOLING)}"
         )
     has_prompts = bool(read_json(checkpoint / PROMPTS).get("prompts"))
     if has_prompts and config.get("include_prompt") is False:
         raise BuildError(
             "its pooling leaves the prompt out (include_prompt), which is not supported"
         )
-    return known[chosen[0]] if chosen else "mean"
-
-
-def module_folder(checkpoint: Path, kind: str, usual: str) -> Path:
-    """Return the folder of the first module of this kind, or else the `usual` one."""
-    for module in read_json(checkpoint / MODULES) or ():
-        if str(module["type"]).endswith(f".{kind}"):
-            return checkpoint / str(module.get("path", ""))
-    return checkpoint / usual
+    return POOLING[chosen[0]]
 
 
 def copy_tokenizer(source: Path, target: Path) -> None:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file
 
 from build_engines.errors import BuildError
-from build_engines.families.text_checkpoint import MODULES, read_json
+from build_engines.families.text_checkpoint import modules_of, read_json
 from build_engines.families.torch_export import (
     NEVER,
     Arrays,
@@ -53,9 +53,10 @@ def write_onnx(checkpoint: Path, task: str, pooling: str, path: Path) -> None:
     """Write the folder's network as an ONNX file with the inputs input_ids, attention_mask,
     token_type_ids if the network has token types, and masked_lm_positions for fill-mask. Raise
     BuildError if the folder holds another network, or only part of this one."""
-    network = _Exported(
-        load_network(checkpoint, task), task, _SentenceHead(pooling, _matrices(checkpoint))
-    ).eval()
+    # the layers after the pooling
+    dense = [folder for name, folder in modules_of(checkpoint) if name == "Dense"]
+    head = _SentenceHead(pooling, dense)
+    network = _Exported(load_network(checkpoint, task), task, head).eval()
     shapes: dict[str, Shape] = {
         name: ("batch", "masks" if name == POSITIONS else "sequence") for name in network.names
     }
@@ -199,14 +200,6 @@ def _dense(folder: Path) -> list[torch.nn.Module]:
         }
     )
     return [layer, getattr(torch.nn, name)()]
-
-
-def _matrices(checkpoint: Path) -> list[Path]:
-    """Return the folders of the dense layers after the pooling."""
-    modules = read_json(checkpoint / MODULES) or ()
-    return [
-        checkpoint / module["path"] for module in modules if str(module["type"]).endswith(".Dense")
-    ]
 
 
 def _same(outputs: Arrays, wanted: Arrays, example: Example) -> bool:

@@ -125,12 +125,8 @@ def _declare_shapes(path: Path, shapes: Mapping[str, Shape]) -> None:
     outputs. Then check the file."""
     model = onnx.load(path)
     for value in (*model.graph.input, *model.graph.output):
-        dimensions = value.type.tensor_type.shape
-        del dimensions.dim[:]
-        for size in shapes[value.name]:
-            dimensions.dim.add(
-                **({"dim_param": size} if isinstance(size, str) else {"dim_value": size})
-            )
+        kind = value.type.tensor_type.elem_type
+        value.CopyFrom(onnx.helper.make_tensor_value_info(value.name, kind, shapes[value.name]))
     onnx.checker.check_model(model, full_check=True)
     onnx.save(model, path)
 

@@ -6,7 +6,6 @@ and uses the release's names, so that a checkpoint's tensors fit as they are. Wi
 and anchors follow from the tensors.
 """
 
-import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,12 +15,12 @@ from torch import Tensor, nn
 from torch.nn.functional import interpolate, max_pool2d
 
 from build_engines.errors import BuildError, UsageError, first_line
+from build_engines.families.bundled import copy_example
 from build_engines.families.family import Family
-from build_engines.families.onnx_tensors import with_tensors
 from build_engines.families.torch_export import export_onnx
 from build_engines.labels import write_labels
 from build_engines.model_spec import ModelSpec
-from build_engines.request import REPOSITORY, Request
+from build_engines.request import Request
 from build_engines.weights import Weights
 from clients._labels import DEFAULT_LABELS
 
@@ -29,10 +28,9 @@ MAX_BATCH_SIZE = 8
 SIDE = 640
 STRIDES = (8, 16, 32)
 BOXES = 1000  # boxes that the network returns; hardly any of the others would be a detection
-EXAMPLE = REPOSITORY / "yolov5/example.jpg"
 
 
-def write_model(family: Family, weights: Weights, request: Request, folder: Path) -> ModelSpec:
+def write_model(_: Family, weights: Weights, request: Request, folder: Path) -> ModelSpec:
     """Write the model folder's files."""
     side = request.size or SIDE
     if side < STRIDES[-1] or side % STRIDES[-1]:
@@ -43,16 +41,10 @@ def write_model(family: Family, weights: Weights, request: Request, folder: Path
     shape = (batch, 3, side, side)
     example = torch.zeros((rows, 3, side, side), dtype=torch.uint8)
     export_onnx(network, {"images": example}, {"images": shape}, ["output0"], model)
-    shutil.copyfile(EXAMPLE, folder / "example.jpg")
+    copy_example("yolov5", folder)
     write_labels(folder / DEFAULT_LABELS, labels, request.labels)
     lengths = (STRIDES[-1], SIDE, 2 * SIDE)
-    spec = ModelSpec(
-        client=request.named_client or family.client,
-        max_batch_size=MAX_BATCH_SIZE,
-        settings={"layout": "yolov5"},
-        lengths=lengths,
-    )
-    return with_tensors(request, folder, spec)
+    return ModelSpec(max_batch_size=MAX_BATCH_SIZE, settings={"layout": "yolov5"}, lengths=lengths)
 
 
 class Placeholder:
@@ -92,14 +84,9 @@ def read(path: Path) -> "tuple[YoloV5, tuple[str, ...]]":
         network.load_state_dict(
             {name: value for name, value in tensors.items() if not name.startswith(spare)}
         )
-    except KeyError as err:
-        raise _refused(
-            path, f"its tensors are not those of the published structure: {err}"
-        ) from err
-    except (RuntimeError, IndexError, ValueError) as err:
-        raise _refused(
-            path, f"it does not fit the published structure: {' '.join(str(err).split())[:300]}"
-        ) from err
+    except (KeyError, RuntimeError, IndexError, ValueError) as err:
+        reason = " ".join(str(err).split())[:300]
+        raise _refused(path, f"it does not fit the published structure: {reason}") from err
     return network.eval(), _names(model, network.classes)
 
 

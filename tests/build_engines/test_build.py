@@ -54,10 +54,10 @@ def test_build_again_only_after_a_change(tmp_path: Path) -> None:
     assert (folder / "config.pbtxt").stat().st_size > 100
 
 
-def test_refuse_missing_labels_after_a_build_without_labels(tmp_path: Path) -> None:
-    build(request(tmp_path))
-    with pytest.raises(UsageError, match=r"--labels .*typo\.txt"):
-        build(request(tmp_path, labels=tmp_path / "typo.txt"))
+@pytest.mark.parametrize("name", ["labels", "tokenizer"])
+def test_refuse_a_missing_file_when_the_request_is_read(name: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=rf"--{name} .*typo\.txt"):
+        request(tmp_path, **{name: tmp_path / "typo.txt"})
 
 
 def test_build_again_after_a_change_of_weights_beside_the_file(tmp_path: Path) -> None:

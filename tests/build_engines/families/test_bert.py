@@ -121,7 +121,8 @@ sys.exit(code or "torch" in sys.modules)
 @pytest.mark.parametrize(
     ("task", "change", "named"),
     [
-        ("fill-mask", {}, r"cls\.predictions"),
+        ("fill-mask", {}, "its task is embedding, not fill-mask"),
+        ("fill-mask", {"architectures": []}, r"cls\.predictions"),
         ("embedding", {"model_type": "no-such"}, "embedding"),
         # weights that the graph does not use
         ("embedding", {"num_hidden_layers": 1}, r"encoder\.layer\.1\."),

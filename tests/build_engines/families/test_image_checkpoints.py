@@ -134,7 +134,7 @@ REFUSED: list[tuple[str, Callable[[Path], Any], dict[str, Any], str]] = [
     ),
     ("vit", changed("config", architectures=[]), {}, '"architectures"'),
     ("vit", TEXTS, {"client": "resnet"}, "RobertaForMaskedLM"),
-    ("vit", nothing, {"client": "yolov5"}, "best.pt"),
+    ("vit", nothing, {"client": "yolov5"}, "object_detection is built from an ONNX file"),
     ("vit-encoder", nothing, {"client": "resnet"}, "image_embedding"),
     ("vit", nothing, {"size": 64}, "--size"),
     ("vit-encoder", nothing, {"labels": Path("labels.txt")}, "labels.txt"),

@@ -1,92 +1,39 @@
 """Makes rows like those of training, and measures how alike a trained model and its ONNX file
 answer them."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import onnx
-from numpy.typing import NDArray
 from onnx import helper
 
 from build_engines.errors import BuildError, brief
-from build_engines.families.table_repair import run
-from build_engines.families.table_trees import objective_of
+from build_engines.families.tables.columns import Array, Column, is_missing, names_of
+from build_engines.families.tables.repair import run
+from build_engines.families.tables.trees import objective_of
 
-Array = NDArray[Any]
 PREDICTIONS, PROBABILITIES = "predictions", "probabilities"
 ROWS = 500
 AT_ONCE = 1000  # rows per run
 EMPTY = 0.5  # the share of missing cells in columns that accept them
-LEARNED = (  # attributes with a value, or a row of values, for each column
-    "statistics_",
-    "data_min_",
-    "data_max_",
-    "max_abs_",
-    "theta_",
-    "means_",
-    "xbar_",
-    "quantiles_",
-    "cluster_centers_",
-    "support_vectors_",
-    "_fit_X",
-    "X_train_",
-)
 # objectives of Boosters whose answers are probabilities
 _PROBABLE = ("binary:logistic", "multi:softprob", "binary", "multiclass", "multiclassova")
 # the threshold at which trees split a column of Booleans, in scikit-learn, XGBoost and LightGBM
 OF_BOOLEANS = (0.5, 1.0, float(np.float32(1e-35)))
-CENTERS = (("mean_", "scale_"), ("center_", "scale_"))
 
 
 @dataclass(frozen=True)
 class Limits:
-    """The least share of rows whose answers must be alike, and the largest difference between
-    numbers that count as alike, as a share of the numbers' spread."""
+    """`share` is the least share of rows whose answers must be alike. Numbers are alike if they
+    differ by at most `close` times the number and the numbers' spread."""
 
     share: float
     close: float
 
-    def __call__(self, share: float) -> bool:
-        return share >= self.share
-
 
 EXACT, USUAL = Limits(1.0, 1e-6), Limits(0.99, 1e-3)
-
-
-@dataclass(frozen=True)
-class Column:
-    """A column as the model takes it.
-
-    `name` is "" if columns have no names; `values` are the categories that the model knows, () for
-    numbers. `closed`: its encoder refuses all other values. `filled`: an imputer comes before the
-    encoder. `missing` is what the model takes as a missing cell. `dtype` is the type of categories
-    that are whole numbers, because libraries compare integers of two different 64-bit types in
-    FP64. `points` are values like those of training, or thresholds of trees.
-    """
-
-    name: str
-    datatype: str = "FP64"
-    values: tuple[Any, ...] = ()
-    closed: bool = False
-    filled: bool = False
-    missing: Any = np.nan
-    dtype: Any = None
-    points: tuple[float, ...] = ()
-
-    @property
-    def categories(self) -> list[Any] | None:
-        """Return the only categories that the column may have, or None if it may have others
-        too."""
-        if not self.closed:
-            return None
-        values = [None if is_missing(value) else value for value in self.values]
-        return [*values, None] if self.filled and self.datatype == "BYTES" else values
-
-
-def is_missing(value: Any) -> bool:
-    return value is None or (isinstance(value, float) and value != value)
 
 
 def sample(columns: Sequence[Column]) -> list[Array]:
@@ -97,12 +44,11 @@ def sample(columns: Sequence[Column]) -> list[Array]:
 
 
 def _cells(column: Column, rng: np.random.Generator) -> Array:
-    texts = column.datatype == "BYTES"
-    if values := [value for value in column.values if not is_missing(value)]:
-        dtype = object if texts else column.dtype
-        return np.asarray(rng.choice(np.array(values, dtype), ROWS))
-    if texts:
-        return np.asarray(rng.choice(np.array(["", "a"]), ROWS))
+    values = [value for value in column.values if not is_missing(value)]
+    if column.datatype == "BYTES":
+        return np.asarray(rng.choice(np.array(values or ["", "a"], object), ROWS))
+    if values:
+        return np.asarray(rng.choice(np.array(values, column.dtype), ROWS))
     known = np.unique(np.array(column.points, float))
     has_boolean_threshold = len(known) == 1 and known[0] in OF_BOOLEANS
     if column.datatype == "BOOL" or has_boolean_threshold:
@@ -123,39 +69,12 @@ def _numbers(points: Array, rng: np.random.Generator) -> Array:
         signs = rng.choice([-1, 1], ROWS)
         return np.asarray(signs * 10 ** rng.uniform(-2, 4, ROWS))
     least, most = float(points[0]), float(points[-1])
-    spread = most - least or abs(least) or 1.0
-    margin = 0.1 * spread
+    margin = 0.1 * (most - least or abs(least) or 1.0)
     numbers = rng.uniform(least - margin, most + margin, ROWS)
     is_known = rng.random(ROWS) < 0.25
     numbers = np.where(is_known, rng.choice(points, ROWS), numbers)
-    are_whole = not (2 * points % 1).any()
-    is_whole = (rng.random(ROWS) < 0.5) | are_whole
-    return np.where(is_whole, numbers.round(), numbers)
-
-
-def with_learned(columns: list[Column], step: Any) -> list[Column]:
-    """Return the columns with more `points`: values like those of training that the step has
-    learned as a scaler or an imputer, or has stored as rows."""
-    for row in _learned(step, len(columns)):
-        pairs = zip(columns, row.tolist(), strict=True)
-        columns = [replace(column, points=(*column.points, value)) for column, value in pairs]
-    return columns
-
-
-def _learned(model: Any, count: int) -> Iterator[Array]:
-    """Yield rows of values, one for each column."""
-    for center, scale in CENTERS:
-        middle, size = getattr(model, center, None), getattr(model, scale, None)
-        if middle is not None and np.shape(middle) == (count,):
-            size = np.ones(count) if size is None else size
-            yield from (middle - 2 * size, middle + 2 * size)
-    for name in LEARNED:
-        value = getattr(model, name, None)
-        if not isinstance(value, np.ndarray) or value.dtype.kind not in "fiu":
-            continue
-        if value.shape[-1:] == (count,):
-            rows = value.reshape(-1, count)
-            yield from (rows.min(axis=0), rows.max(axis=0))
+    share_of_whole = 0.5 if (2 * points % 1).any() else 1.0
+    return np.where(rng.random(ROWS) < share_of_whole, numbers.round(), numbers)
 
 
 def with_missing(
@@ -172,24 +91,6 @@ def with_missing(
         if columns[index].datatype != "BYTES":
             changed[index] = changed[index].astype(float)
     return changed
-
-
-def agreement(
-    estimator: Any,
-    model: onnx.ModelProto,
-    columns: Sequence[Column],
-    cells: Sequence[Array],
-    limits: Limits,
-) -> float:
-    """Return the share of rows whose answers are alike. Raise BuildError if the model itself does
-    not answer the rows."""
-    try:
-        expected = answers(estimator, cells, columns)
-    except Exception as err:  # any library's exception
-        raise BuildError(
-            f"the model itself does not answer rows like those it was trained on: {brief(err)}"
-        ) from err
-    return compared(expected, model, feed(model, cells, columns), limits)
 
 
 def compared(
@@ -224,16 +125,19 @@ def missing_columns(
     columns: Sequence[Column],
     cells: Sequence[Array],
     limits: Limits,
+    selects_columns: bool,
 ) -> list[int]:
     """Return the indices of the columns in which cells may be missing, because the model and its
-    ONNX file answer such rows alike."""
+    ONNX file answer such rows alike. Unless its first step selects columns, a column of numbers
+    seems to accept missing cells only if the model hardly uses it."""
 
     def takes(indices: Sequence[int]) -> bool:
+        rows = with_missing(cells, columns, indices)
         try:
-            rows = with_missing(cells, columns, indices)
-            return limits(agreement(estimator, model, columns, rows, limits))
+            expected = answers(estimator, rows, columns)
         except BuildError:
             return False
+        return compared(expected, model, feed(model, rows, columns), limits) >= limits.share
 
     able = [
         index
@@ -242,9 +146,7 @@ def missing_columns(
     ]
     if not able or takes(able):
         return able
-    first = estimator.steps[0][1] if hasattr(estimator, "steps") else estimator
-    if not hasattr(first, "transformers_"):
-        # a column of numbers seems to take missing cells only if the model hardly uses it
+    if not selects_columns:
         able = [index for index in able if columns[index].datatype == "BYTES"]
     accepting = [index for index in able if takes([index])]
     return accepting if len(accepting) < 2 or takes(accepting) else []
@@ -271,15 +173,24 @@ def feed(
 
 
 def answers(estimator: Any, cells: Sequence[Array], columns: Sequence[Column]) -> Mapping[str, Any]:
-    """Return the answers of the model itself."""
-    matrix = np.stack(cells, axis=1)
+    """Return the answers of the model itself. Raise BuildError if it does not answer."""
+    try:
+        return _answers(estimator, cells, [column.name for column in columns])
+    except Exception as err:  # any library's exception
+        raise BuildError(
+            f"the model itself does not answer rows like those it was trained on: {brief(err)}; if "
+            "the types of its columns are the reason, name each in its order: --input NAME:FP32:1, "
+            "NAME:BYTES:1 for strings"
+        ) from err
+
+
+def _answers(estimator: Any, cells: Sequence[Array], names: Sequence[str]) -> Mapping[str, Any]:
+    rows: Any = np.stack(cells, axis=1)
     if type(estimator).__name__ == "Booster":
         predict = getattr(estimator, "inplace_predict", estimator.predict)
         is_probable = objective_of(estimator).partition(" ")[0] in _PROBABLE
-        return {PROBABILITIES if is_probable else PREDICTIONS: predict(matrix)}
-    rows: Any = matrix
-    names = [column.name for column in columns]
-    if hasattr(estimator, "feature_names_in_") and all(names):
+        return {PROBABILITIES if is_probable else PREDICTIONS: predict(rows)}
+    if all(names) and all(names_of(estimator)):
         import pandas as pd
 
         rows = pd.DataFrame(dict(zip(names, cells, strict=True)))
@@ -302,8 +213,6 @@ def _alike(wanted: Array, got: Array, close: float) -> Array:
     shape = (len(wanted), -1)
     wanted = wanted.reshape(shape).astype(float)
     got = got.reshape(shape).astype(float)
-    differences = np.abs(wanted - got)
-    near = differences <= close * float(np.nanstd(wanted))
-    near |= differences <= close * np.abs(wanted)
-    near |= np.isnan(wanted) & np.isnan(got)
+    spread = float(np.nanstd(wanted))
+    near = np.isclose(got, wanted, rtol=close, atol=close * spread, equal_nan=True)
     return np.asarray(near.all(axis=1))

@@ -14,9 +14,9 @@ from build_engines.onnx_writer import ML
 
 BATCH_SIZE = 1024  # rows; a row takes microseconds
 INSTEAD = "a model.py for Triton's Python backend can serve the model itself"
-OF_CATBOOST = (
-    "CatBoost writes its ONNX file itself, model.save_model('model.onnx', format='onnx'); build "
-    "that"
+OF_EXPORTS = (
+    "export it for any number of rows: FloatTensorType([None, 1]) for each number, "
+    "StringTensorType([None, 1]) for each text, and encoders with handle_unknown='ignore'"
 )
 ROWS = (2, 3)  # numbers of rows in the two runs that show which dimensions vary
 Class = int | str
@@ -37,7 +37,8 @@ def mend(model: onnx.ModelProto) -> list[Class]:
         dims = value.type.tensor_type.shape.dim
         if len(dims) and dims[0].dim_value == 1:
             dims[0].Clear()
-    set_shapes(model, None)
+    blank = {value.name: _blank(value) for value in model.graph.input}
+    set_shapes(model, blank, OF_EXPORTS)
     return classes
 
 
@@ -78,15 +79,21 @@ def _rename(graph: onnx.GraphProto, old: str, new: str) -> None:
             names[:] = [new if name == old else name for name in names]
 
 
-def set_shapes(model: onnx.ModelProto, rows: Feed | None) -> None:
-    """Set the types and shapes of the outputs from runs, because converters leave them out or write
-    those of one row. `rows` are at least three rows like those of training, or None for blank rows.
-    Raise UsageError if the model does not run on them."""
+def set_shapes(model: onnx.ModelProto, rows: Feed, remedy: str = INSTEAD) -> None:
+    """Set the types and shapes of the outputs from runs on the first of `rows`, because converters
+    leave them out or write those of one row. Raise UsageError, which names the `remedy`, if the
+    model does not run on them."""
     for value in model.graph.output:
         if value.type.HasField("tensor_type"):
             value.ClearField("type")
-    one, other = (_outputs(model, count, rows) for count in ROWS)
-    for value, small, large in zip(model.graph.output, one, other, strict=True):
+    runs = []
+    for count in ROWS:
+        first = {name: array[:count] for name, array in rows.items()}
+        try:
+            runs.append(run(model, first))
+        except Exception as err:  # ONNX Runtime's exceptions have no common base class
+            raise UsageError(f"the ONNX file does not run: {brief(err)}; {remedy}") from err
+    for value, small, large in zip(model.graph.output, *runs, strict=True):
         if isinstance(small, np.ndarray):
             # a discriminant analysis returns its answers as one row
             if (small.shape, large.shape) == tuple((1, count) for count in ROWS):
@@ -102,31 +109,14 @@ def set_shapes(model: onnx.ModelProto, rows: Feed | None) -> None:
             value.CopyFrom(helper.make_tensor_value_info(value.name, kind, dims))
 
 
-def _outputs(model: onnx.ModelProto, count: int, rows: Feed | None) -> Sequence[Any]:
-    try:
-        if rows is not None:
-            first = {name: array[:count] for name, array in rows.items()}
-            return run(model, first)
-        return run(model, {value.name: _blank(value, count) for value in model.graph.input})
-    except Exception as err:  # ONNX Runtime's exceptions have no common base class
-        if rows is not None:
-            raise UsageError(f"its ONNX file does not run: {brief(err)}; {INSTEAD}") from err
-        raise UsageError(
-            f"the ONNX file does not run on {count} rows of zeros and empty strings "
-            f"({brief(err)}); export it for any number of rows: FloatTensorType([None, 1]) "
-            "for each number, StringTensorType([None, 1]) for each text, and encoders with "
-            "handle_unknown='ignore'"
-        ) from err
-
-
-def _blank(value: onnx.ValueInfoProto, rows: int) -> Any:
+def _blank(value: onnx.ValueInfoProto) -> Any:
+    """Return rows of zeros or empty strings for an input."""
     tensor = value.type.tensor_type
-    dtype = helper.tensor_dtype_to_np_dtype(tensor.elem_type)
     shape = [dim.dim_value or 1 for dim in tensor.shape.dim]
-    shape[:1] = [rows]
+    shape[:1] = [max(ROWS)]
     if tensor.elem_type == TensorProto.STRING:
         return np.full(shape, "", object)
-    return np.zeros(shape, dtype)
+    return np.zeros(shape, helper.tensor_dtype_to_np_dtype(tensor.elem_type))
 
 
 def run(model: onnx.ModelProto, feed: Mapping[str, Any]) -> Sequence[Any]:

@@ -86,12 +86,15 @@ class Trees:
 
     def thresholds(self) -> dict[int, Array]:
         """Return the thresholds of each column that the trees read."""
-        splits = [tree.left != LEAF for tree in self.trees]
-        pairs = list(zip(self.trees, splits, strict=True))
-        features = np.concatenate([tree.feature[split] for tree, split in pairs])
-        values = np.concatenate([tree.threshold[split] for tree, split in pairs])
+        is_split = self.joined("left") != LEAF
+        features = self.joined("feature")[is_split]
+        values = self.joined("threshold")[is_split]
         columns = np.unique(features).tolist()
         return {column: np.unique(values[features == column]) for column in columns}
+
+    def joined(self, name: str) -> Array:
+        """Return a field of the nodes of all trees, one tree after the other."""
+        return np.concatenate([getattr(tree, name) for tree in self.trees])
 
 
 def add_up(graph: Graph, cells: str, ensemble: Trees) -> str:
@@ -99,7 +102,7 @@ def add_up(graph: Graph, cells: str, ensemble: Trees) -> str:
     if ensemble.in_fp32:
         cells = graph.cast(graph.cast(cells, TensorProto.FLOAT), TensorProto.DOUBLE)
     if not np.isnan(ensemble.missing):
-        is_missing = graph.add("Equal", cells, np.float64(np.float32(ensemble.missing)))
+        is_missing = graph.add("Equal", cells, float(np.float32(ensemble.missing)))
         cells = graph.add("Where", is_missing, np.nan, cells)
     if ensemble.zeros is not None:
         is_zero = graph.add("LessOrEqual", graph.add("Abs", cells), ZERO)
@@ -109,17 +112,17 @@ def add_up(graph: Graph, cells: str, ensemble: Trees) -> str:
         whole = graph.add("Mul", graph.add("Sign", cells), sizes)
         cells = graph.add("Where", ~np.isnan(ensemble.most), whole, cells)
     leaves = graph.cast(_leaves(graph, cells, ensemble), TensorProto.INT64)
-    values = np.concatenate([tree.values[tree.left == LEAF] for tree in ensemble.trees])
+    values = ensemble.joined("values")[ensemble.joined("left") == LEAF]
     count = len(ensemble.trees)
     if ensemble.sums:
         count //= ensemble.sums
-        leaves = graph.add("Reshape", leaves, np.array([0, count, ensemble.sums]))
+        leaves = graph.add("Reshape", leaves, [0, count, ensemble.sums])
         values = values[:, 0]
     parts = graph.add("Gather", values, leaves)
     if count == 1:
-        return graph.add("Squeeze", parts, np.array([1]))
-    totals = graph.add("CumSum", parts, np.int64(1))
-    return graph.add("Gather", totals, np.int64(count - 1), axis=1)
+        return graph.add("Squeeze", parts, [1])
+    totals = graph.add("CumSum", parts, 1)
+    return graph.add("Gather", totals, count - 1, axis=1)
 
 
 def _leaves(graph: Graph, cells: str, ensemble: Trees) -> str:
@@ -128,11 +131,7 @@ def _leaves(graph: Graph, cells: str, ensemble: Trees) -> str:
     counts = [len(tree.left) for tree in ensemble.trees]
     number = np.repeat(np.arange(len(counts)), counts)
     node = np.concatenate([np.arange(count) for count in counts])
-    feature, threshold, left, right, missing_left = (
-        np.concatenate([getattr(tree, name) for tree in ensemble.trees])
-        for name in ("feature", "threshold", "left", "right", "missing_left")
-    )
-    is_leaf = left == LEAF
+    is_leaf = ensemble.joined("left") == LEAF
     leaves = int(is_leaf.sum())
     if leaves >= MOST_LEAVES:
         raise BuildError(
@@ -146,12 +145,12 @@ def _leaves(graph: Graph, cells: str, ensemble: Trees) -> str:
         n_targets=len(counts),
         nodes_treeids=number,
         nodes_nodeids=node,
-        nodes_featureids=np.where(is_leaf, 0, feature),
+        nodes_featureids=np.where(is_leaf, 0, ensemble.joined("feature")),
         nodes_modes=np.where(is_leaf, "LEAF", ensemble.mode).tolist(),
-        nodes_values_as_tensor=_doubles(np.where(is_leaf, 0.0, threshold)),
-        nodes_truenodeids=np.where(is_leaf, 0, left),
-        nodes_falsenodeids=np.where(is_leaf, 0, right),
-        nodes_missing_value_tracks_true=(~is_leaf & (missing_left != 0)).astype(np.int64),
+        nodes_values_as_tensor=_doubles(np.where(is_leaf, 0.0, ensemble.joined("threshold"))),
+        nodes_truenodeids=np.where(is_leaf, 0, ensemble.joined("left")),
+        nodes_falsenodeids=np.where(is_leaf, 0, ensemble.joined("right")),
+        nodes_missing_value_tracks_true=np.where(is_leaf, 0, ensemble.joined("missing_left") != 0),
         target_treeids=number[is_leaf],
         target_nodeids=node[is_leaf],
         target_ids=number[is_leaf],
@@ -183,12 +182,12 @@ def kind_of(model: Any) -> str:
     return next((name for name in KINDS if name in names), "")
 
 
-def read(model: Any) -> Trees:
+def read_trees(model: Any) -> Trees:
     """Return the trees of a model that has a kind. Raise BuildError if they cannot be converted."""
     return KINDS[kind_of(model)].read(model)
 
 
-def write(graph: Graph, model: Any, trees: Trees, cells: str) -> Outputs:
+def write_trees(graph: Graph, model: Any, trees: Trees, cells: str) -> Outputs:
     """Add the model's `trees` for the matrix `cells`. Return its outputs, the prediction first.
     Raise BuildError if they cannot be converted."""
     return KINDS[kind_of(model)].answer(graph, model, add_up(graph, cells, trees))
@@ -289,7 +288,7 @@ def _with_sets(tree: Tree, sets: Mapping[int, Array]) -> Tree:
 def _shares(graph: Graph, model: Any, sums: str) -> Outputs:
     """Turn the sums into means over the trees. The class is the first with the greatest mean."""
     count = len(getattr(model, "estimators_", [model]))
-    means = graph.add("Div", sums, np.float64(count))
+    means = graph.add("Div", sums, float(count))
     return _of_classes(graph, model, means) if hasattr(model, "classes_") else {VARIABLE: means}
 
 
@@ -303,11 +302,11 @@ def _linked(graph: Graph, model: Any, sums: str) -> Outputs:
         index = graph.add("ArgMax", sums, axis=1, keepdims=0)
         return _named(graph, model, index, graph.add("Softmax", sums, axis=1))
     comparison = "Greater" if hasattr(model, "_predictors") else "GreaterOrEqual"
-    is_second = graph.add(comparison, sums, np.float64(0))
+    is_second = graph.add(comparison, sums, 0.0)
     margins = sums
     if link == "HalfLogitLink":
-        margins = graph.add("Mul", sums, np.float64(2))
-    shares = _of_two(graph, graph.add("Sigmoid", margins), np.float64(1))
+        margins = graph.add("Mul", sums, 2.0)
+    shares = _of_two(graph, graph.add("Sigmoid", margins), 1.0)
     return _named(graph, model, _index(graph, is_second), shares)
 
 
@@ -319,7 +318,7 @@ def _of_two(graph: Graph, second: str, one: Any) -> str:
 def _index(graph: Graph, is_second: str) -> str:
     """Return the index [rows] of one of two classes. `is_second` [rows, 1] is true where it is
     1."""
-    return graph.cast(graph.add("Squeeze", is_second, np.array([1])), TensorProto.INT64)
+    return graph.cast(graph.add("Squeeze", is_second, [1]), TensorProto.INT64)
 
 
 def _of_classes(graph: Graph, model: Any, shares: str) -> Outputs:
@@ -341,12 +340,34 @@ def _named(graph: Graph, model: Any, index: str, shares: str) -> Outputs:
     return {LABEL: graph.add("Gather", values, index), PROBABILITIES: shares}
 
 
+def booster_of(model: Any) -> Any:
+    """Return XGBoost's or LightGBM's inner Booster, or any other model itself."""
+    if hasattr(model, "get_booster"):
+        return model.get_booster()
+    return getattr(model, "booster_", model)
+
+
+def objective_of(model: Any) -> str:
+    """Return the objective of a model of XGBoost or LightGBM, as its own file names it."""
+    booster = booster_of(model)
+    if hasattr(booster, "save_config"):
+        return str(json.loads(booster.save_config())["learner"]["objective"]["name"])
+    return str(booster.dump_model(num_iteration=1).get("objective", "custom"))
+
+
 # --- XGBoost
+
+
+def best_trees(booster: Any) -> Any:
+    """Return XGBoost's Booster up to its best round, or the whole Booster if it did not stop
+    early."""
+    best = booster.attr("best_iteration")
+    return booster[: int(best) + 1] if best else booster
 
 
 def _xgboost(model: Any) -> Trees:
     """Read XGBoost's trees."""
-    booster = model.get_booster() if hasattr(model, "get_booster") else model
+    booster = booster_of(model)
     document = json.loads(booster.save_raw("json"))
     gradient_booster = document["learner"]["gradient_booster"]
     if gradient_booster["name"] != "gbtree":
@@ -401,16 +422,6 @@ def _of_json(tree: Mapping[str, Any]) -> Tree:
         np.array(tree["default_left"]),
         values[:, None],
     )
-
-
-def objective_of(model: Any) -> str:
-    """Return the objective of a model of XGBoost or LightGBM, as its own file names it."""
-    if hasattr(model, "get_booster"):
-        model = model.get_booster()
-    if hasattr(model, "save_config"):
-        return str(json.loads(model.save_config())["learner"]["objective"]["name"])
-    booster = getattr(model, "booster_", model)
-    return str(booster.dump_model(num_iteration=1).get("objective", "custom"))
 
 
 IDENTITY = (
@@ -470,7 +481,7 @@ def _softmax(graph: Graph, sums: str) -> str:
     greatest = graph.add("ReduceMax", sums, axes=[1])
     powers = _exp(graph, graph.add("Sub", sums, greatest))
     doubles = graph.cast(powers, TensorProto.DOUBLE)
-    total = graph.add("ReduceSum", doubles, np.array([1]))
+    total = graph.add("ReduceSum", doubles, [1])
     return graph.add("Div", powers, graph.cast(total, TensorProto.FLOAT))
 
 
@@ -478,7 +489,7 @@ def _softmax(graph: Graph, sums: str) -> str:
 
 
 def _lightgbm(model: Any) -> Trees:
-    booster = getattr(model, "booster_", model)
+    booster = booster_of(model)
     document = booster.dump_model()
     if document["pandas_categorical"]:
         raise BuildError(
@@ -540,22 +551,20 @@ def _of_dump(root: Mapping[str, Any], missing: dict[int, set[str]], most: Array)
 
 def _lightgbm_answer(graph: Graph, model: Any, sums: str) -> Outputs:
     """Turn the sums into answers, according to the objective, in FP64."""
-    booster = getattr(model, "booster_", model)
+    booster = booster_of(model)
     document = booster.dump_model(num_iteration=1)
     objective, *options = str(document.get("objective", "custom")).split(" ")
     numbers = dict(option.split(":") for option in options if ":" in option)
     if document["average_output"]:
         iterations = booster.num_trees() // document["num_tree_per_iteration"]
-        sums = graph.add("Div", sums, np.float64(iterations))
-    scaled = graph.add("Mul", sums, np.float64(numbers.get("sigmoid", 1)))
+        sums = graph.add("Div", sums, float(iterations))
+    scaled = graph.add("Mul", sums, float(numbers.get("sigmoid", 1)))
     if objective == "multiclass":
         return _of_classes(graph, model, graph.add("Softmax", sums, axis=1))
     if objective == "multiclassova":
         return _of_classes(graph, model, graph.add("Sigmoid", scaled))
     if objective == "binary" or (objective == "cross_entropy" and hasattr(model, "classes_")):
-        return _of_classes(
-            graph, model, _of_two(graph, graph.add("Sigmoid", scaled), np.float64(1))
-        )
+        return _of_classes(graph, model, _of_two(graph, graph.add("Sigmoid", scaled), 1.0))
     if objective == "cross_entropy":
         return {VARIABLE: graph.add("Sigmoid", sums)}
     if objective in ("poisson", "gamma", "tweedie"):

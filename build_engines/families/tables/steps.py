@@ -14,10 +14,9 @@ import numpy as np
 from onnx import TensorProto
 
 from build_engines.errors import BuildError
-from build_engines.families import table_skl2onnx
-from build_engines.families.table_repair import INSTEAD
-from build_engines.families.table_rows import Array, is_missing
-from build_engines.families.table_skl2onnx import TableGraph
+from build_engines.families.tables.by_skl2onnx import TableGraph, insert
+from build_engines.families.tables.columns import IDLE, Array, is_missing
+from build_engines.families.tables.repair import INSTEAD
 from build_engines.onnx_writer import ML, Graph
 
 MOST = np.iinfo(np.int64).max
@@ -61,7 +60,7 @@ def matrix(graph: Graph, cells: Sequence[Cells], whole_in_fp32: bool = False) ->
         if datatype != "FP64":
             tensor = graph.cast(tensor, TensorProto.DOUBLE)
         if indices != list(range(width)):
-            tensor = graph.add("Gather", tensor, np.array(indices), axis=1)
+            tensor = graph.add("Gather", tensor, indices, axis=1)
         parts.append(tensor)
     if len(parts) == 1:
         return parts[0]
@@ -83,7 +82,7 @@ def with_absent(graph: Graph, values: str, cells: Sequence[Cells]) -> str:
     """Return the values of a sparse matrix's columns, with NaN for cells that the matrix does not
     store."""
     stored = matrix(graph, [cell.stored or cell for cell in cells])
-    is_absent = graph.add("Equal", stored, np.float64(0))
+    is_absent = graph.add("Equal", stored, 0.0)
     return graph.add("Where", is_absent, np.nan, values)
 
 
@@ -96,10 +95,10 @@ def _joined(parts: Sequence[Table], sparse: bool) -> Table:
     return Table(cells, sparse)
 
 
-def apply(graph: TableGraph, step: Any, table: Table) -> Table:
+def apply_step(graph: TableGraph, step: Any, table: Table) -> Table:
     """Return the columns that the fitted step computes from `table`. Raise BuildError if the step
     cannot be converted."""
-    if step in (None, "passthrough"):
+    if step in IDLE:
         return table
     if hasattr(step, "get_support"):
         return replace(table, cells=[table.cells[each] for each in step.get_support(indices=True)])
@@ -110,7 +109,7 @@ def apply(graph: TableGraph, step: Any, table: Table) -> Table:
 def _by_skl2onnx(graph: TableGraph, step: Any, table: Table) -> Table:
     """Let skl2onnx convert a step. Its answers may differ in the last bits."""
     values = matrix(graph, table.cells)
-    outputs = table_skl2onnx.insert(graph, step, values, len(table.cells))
+    outputs = insert(graph, step, values, len(table.cells))
     if len(outputs) > 1:
         raise BuildError(
             f"skl2onnx does not convert what a {type(step).__name__} gives to the next step"
@@ -123,7 +122,7 @@ def _by_skl2onnx(graph: TableGraph, step: Any, table: Table) -> Table:
 
 def _pipeline(graph: TableGraph, step: Any, table: Table) -> Table:
     for _, each in step.steps:
-        table = apply(graph, each, table)
+        table = apply_step(graph, each, table)
     return table
 
 
@@ -134,7 +133,7 @@ def _transformers(graph: TableGraph, step: Any, table: Table) -> Table:
             continue
         chosen = [table.cells[index] for index in step._transformer_to_input_indices[name]]
         if chosen:
-            made = apply(graph, transformer, Table(chosen, table.sparse))
+            made = apply_step(graph, transformer, Table(chosen, table.sparse))
             parts.append(_weighted(graph, made, step.transformer_weights, name))
     return _joined(parts, step.sparse_output_)
 
@@ -143,7 +142,7 @@ def _union(graph: TableGraph, step: Any, table: Table) -> Table:
     parts: list[Table] = []
     for name, transformer in step.transformer_list:
         if transformer != "drop":
-            made = apply(graph, transformer, table)
+            made = apply_step(graph, transformer, table)
             parts.append(_weighted(graph, made, step.transformer_weights, name))
     return _joined(parts, any(part.sparse for part in parts))
 
@@ -154,7 +153,7 @@ def _weighted(
     """Return the columns multiplied by the weight of the transformer `name`, if it has one."""
     if not weights or name not in weights:
         return table
-    values = graph.add("Mul", matrix(graph, table.cells), np.float64(weights[name]))
+    values = graph.add("Mul", matrix(graph, table.cells), float(weights[name]))
     return replace(table, cells=changed(table, values))
 
 
@@ -187,13 +186,11 @@ def _clipped(graph: Graph, values: str, clip: Any, table: Table) -> Table:
 
 
 def _standard(graph: Graph, step: Any, table: Table) -> Table:
-    center = step.mean_ if step.with_mean else None
-    return _scaled(graph, table, center, step.scale_ if step.with_std else None)
+    return _scaled(graph, table, step.mean_ if step.with_mean else None, step.scale_)
 
 
 def _robust(graph: Graph, step: Any, table: Table) -> Table:
-    center = step.center_ if step.with_centering else None
-    return _scaled(graph, table, center, step.scale_ if step.with_scaling else None)
+    return _scaled(graph, table, step.center_, step.scale_)
 
 
 def _max_abs(graph: Graph, step: Any, table: Table) -> Table:
@@ -290,10 +287,10 @@ def _with_other(categories: Array) -> Array:
 def _codes(graph: Graph, cell: Cells, categories: Array) -> str:
     """Return the index [rows] of each cell among the categories, or the number of categories for a
     cell that is not one of them."""
-    count, values = len(categories), categories.tolist()
+    values = categories.tolist()
     if cell.datatype == "BYTES":
         return _codes_of_texts(graph, cell, values)
-    column = graph.add("Gather", cell.tensor, np.array([cell.index]), axis=1)
+    column = graph.add("Gather", cell.tensor, [cell.index], axis=1)
     if cell.datatype == "INT64" and categories.dtype.kind in "iu":
         if max(values) > MOST:
             raise BuildError(f"a column has the category {max(values)}, and INT64 ends at {MOST}")
@@ -304,12 +301,11 @@ def _codes(graph: Graph, cell: Cells, categories: Array) -> str:
         categories = categories.astype(np.float64)
     known = [value for value in values if not is_missing(value)]
     same = graph.add("Equal", column, categories[: len(known)])
-    if len(known) < count:  # NaN is the last category
+    if len(known) < len(values):  # NaN is the last category
         same = graph.add("Concat", same, graph.add("IsNaN", column), axis=1)
-    is_same = graph.cast(same, TensorProto.INT64)
-    from_end = graph.add("Mul", is_same, np.arange(count, 0, -1))
-    greatest = graph.add("ReduceMax", from_end, axes=[1], keepdims=0)
-    return graph.add("Sub", np.int64(count), greatest)
+    # a last column of ones is the first match of a cell that is not one of the categories
+    matches = graph.add("Pad", graph.cast(same, TensorProto.FLOAT), [0, 0, 0, 1], np.float32(1))
+    return graph.add("ArgMax", matches, axis=1, keepdims=0)
 
 
 def _codes_of_texts(graph: Graph, cell: Cells, categories: Sequence[Any]) -> str:
@@ -322,7 +318,7 @@ def _codes_of_texts(graph: Graph, cell: Cells, categories: Sequence[Any]) -> str
     codes = {text: index for index, text in enumerate(texts)}
     if cell.fill is not None:
         codes[""] = codes.get(cell.fill, len(texts))
-    column = graph.add("Gather", cell.tensor, np.array([cell.index]), axis=1)
+    column = graph.add("Gather", cell.tensor, [cell.index], axis=1)
     found = graph.add(
         "LabelEncoder",
         column,
@@ -331,7 +327,7 @@ def _codes_of_texts(graph: Graph, cell: Cells, categories: Sequence[Any]) -> str
         values_int64s=list(codes.values()),
         default_int64=len(texts),
     )
-    return graph.add("Squeeze", found, np.array([1]))
+    return graph.add("Squeeze", found, [1])
 
 
 STEPS: Mapping[str, Callable[[TableGraph, Any, Table], Table]] = {

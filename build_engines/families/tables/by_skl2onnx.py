@@ -7,7 +7,7 @@ from typing import Any
 from onnx import TensorProto
 
 from build_engines.errors import BuildError, brief
-from build_engines.families.table_repair import INSTEAD, cut_zip_map
+from build_engines.families.tables.repair import INSTEAD, cut_zip_map
 from build_engines.onnx_writer import OPSETS, Graph
 
 

@@ -1,0 +1,195 @@
+"""Collects what a trained model knows about the columns of its rows: names, categories, missing
+cells, and values like those of training."""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from build_engines.errors import UsageError
+from build_engines.families.tables.trees import booster_of
+from clients.base import TensorSpec
+
+Array = NDArray[Any]
+LEARNED = (  # attributes with a value, or a row of values, for each column
+    "statistics_",
+    "data_min_",
+    "data_max_",
+    "max_abs_",
+    "theta_",
+    "means_",
+    "xbar_",
+    "quantiles_",
+    "cluster_centers_",
+    "support_vectors_",
+    "_fit_X",
+    "X_train_",
+)
+IDLE = (None, "passthrough")  # steps that do nothing
+CENTERS = (("mean_", "scale_"), ("center_", "scale_"))
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column as the model takes it.
+
+    `name` is "" if columns have no names; `values` are the categories that the model knows, () for
+    numbers. `closed`: its encoder refuses all other values. `filled`: an imputer comes before the
+    encoder. `missing` is what the model takes as a missing cell. `dtype` is the type of categories
+    that are whole numbers, because libraries compare integers of two different 64-bit types in
+    FP64. `points` are values like those of training, or thresholds of trees.
+    """
+
+    name: str
+    datatype: str = "FP64"
+    values: tuple[Any, ...] = ()
+    closed: bool = False
+    filled: bool = False
+    missing: Any = np.nan
+    dtype: Any = None
+    points: tuple[float, ...] = ()
+
+    @property
+    def categories(self) -> list[Any] | None:
+        """Return the only categories that the column may have, or None if it may have others
+        too."""
+        if not self.closed:
+            return None
+        values = [None if is_missing(value) else value for value in self.values]
+        return [*values, None] if self.filled and self.datatype == "BYTES" else values
+
+    def with_points(self, points: Array) -> "Column":
+        """Return the column with more `points`."""
+        return replace(self, points=(*self.points, *points.tolist()))
+
+
+def is_missing(value: Any) -> bool:
+    return value is None or (isinstance(value, float) and value != value)
+
+
+def columns_of(estimator: Any) -> list[Column]:
+    """Return the columns, with their names in training and with what is known about them from the
+    steps that read them."""
+    columns = [Column(name) for name in names_of(estimator)]
+    for step, indices, is_filled in _readers(estimator, range(len(columns))):
+        for index, points in zip(indices, _learned(step, len(indices)), strict=True):
+            columns[index] = columns[index].with_points(points)
+        for index in indices if _fills(step) else ():
+            columns[index] = replace(columns[index], missing=step.missing_values)
+        for index, categories in zip(indices, getattr(step, "categories_", ()), strict=False):
+            closed = getattr(step, "handle_unknown", "") == "error"
+            columns[index] = _with_categories(columns[index], categories, closed, is_filled)
+    return columns
+
+
+def _readers(
+    step: Any, indices: Sequence[int], is_filled: bool = False
+) -> Iterator[tuple[Any, Sequence[int], bool]]:
+    """Yield each step that reads columns as the model gets them, except that an imputer may have
+    filled missing cells. Yield the columns' indices with it, and whether an imputer has."""
+    step = unwrapped(step)
+    if hasattr(step, "steps"):
+        for _, each in step.steps:
+            yield from _readers(each, indices, is_filled)
+            is_filled = is_filled or _fills(each)
+            if each not in IDLE and not hasattr(each, "statistics_"):
+                break
+    elif hasattr(step, "transformers_"):
+        for name, each, _ in step.transformers_:
+            chosen = [indices[place] for place in step._transformer_to_input_indices[name]]
+            yield from _readers(each, chosen, is_filled)
+    elif hasattr(step, "transformer_list"):
+        for _, each in step.transformer_list:
+            yield from _readers(each, indices, is_filled)
+    elif getattr(step, "_preprocessor", None) is not None:
+        yield from _readers(step._preprocessor, indices, is_filled)
+    else:
+        yield step, indices, is_filled
+
+
+def _fills(step: Any) -> bool:
+    """Return whether the step is an imputer that fills cells without a value."""
+    return hasattr(step, "statistics_") and is_missing(step.missing_values)
+
+
+def _with_categories(column: Column, categories: Array, closed: bool, is_filled: bool) -> Column:
+    """Return the column with the categories of an encoder. If several encoders read the column, it
+    has those of the ones that refuse all other values, without those that one of them refuses."""
+    if column.closed and not closed:
+        return column
+    values = tuple(categories.tolist())
+    if column.closed:
+        values = tuple(each for each in column.values if is_missing(each) or each in values)
+        is_filled = is_filled and column.filled
+    kind = categories.dtype.kind
+    datatype = "BYTES" if kind in "OSU" else "INT64" if kind in "iu" else column.datatype
+    return replace(
+        column,
+        datatype=datatype,
+        values=values,
+        closed=closed,
+        filled=is_filled,
+        missing=next(filter(is_missing, values), column.missing),
+        dtype=categories.dtype if kind in "iu" else None,
+    )
+
+
+def names_of(estimator: Any) -> list[str]:
+    """Return a name for each column: "" if the columns have no names."""
+    while hasattr(estimator, "steps"):
+        active = [step for _, step in estimator.steps if step not in IDLE]
+        estimator = unwrapped(active[0])
+    booster = booster_of(estimator)
+    if type(booster).__module__.startswith("xgboost"):
+        return list(booster.feature_names or [""] * booster.num_features())
+    # LightGBM's Booster, which calls columns without names Column_0 …
+    if hasattr(booster, "num_feature"):
+        names = list(booster.feature_name())
+        are_numbers = all(re.fullmatch(r"Column_\d+", name) for name in names)
+        return [""] * len(names) if are_numbers else names
+    count = int(getattr(estimator, "n_features_in_", 0))
+    if not count:
+        raise UsageError(
+            f"a {type(estimator).__name__} that is not trained, or not on rows, cannot be served"
+        )
+    return [str(name) for name in getattr(estimator, "feature_names_in_", [""] * count)]
+
+
+def unwrapped(step: Any) -> Any:
+    """Return the best model of a search over parameters, which gives the search's answers, or else
+    the step itself."""
+    while hasattr(step, "best_estimator_"):
+        step = step.best_estimator_
+    return step
+
+
+def _learned(model: Any, count: int) -> Array:
+    """Return values like those of training, [count, n], that a model of `count` columns has learned
+    as a scaler or an imputer, or has stored as rows."""
+    rows: list[Array] = []
+    for center, scale in CENTERS:
+        middle, size = getattr(model, center, None), getattr(model, scale, None)
+        if middle is not None and np.shape(middle) == (count,):
+            size = np.ones(count) if size is None else size
+            rows += [middle - 2 * size, middle + 2 * size]
+    for name in LEARNED:
+        value = getattr(model, name, None)
+        if not isinstance(value, np.ndarray) or value.dtype.kind not in "fiu":
+            continue
+        if value.shape[-1:] == (count,):
+            stored = value.reshape(-1, count)
+            rows += [stored.min(axis=0), stored.max(axis=0)]
+    return np.array(rows, float).reshape(len(rows), count).T
+
+
+def named(inputs: Sequence[TensorSpec], columns: Sequence[Column]) -> list[Column]:
+    """Return the user's columns, with the categories that the model knows of each."""
+    if len(inputs) != len(columns):
+        raise UsageError(f"{len(inputs)} times --input, but the model takes {len(columns)} columns")
+    return [
+        replace(each, name=spec.name, datatype=spec.datatype)
+        for spec, each in zip(inputs, columns, strict=True)
+    ]

@@ -1,0 +1,382 @@
+"""Converts trained models of scikit-learn, XGBoost and LightGBM to ONNX. Steps that steps.py
+converts, and models of trees, answer exactly as the library does."""
+
+import warnings
+from collections.abc import Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto
+
+from build_engines.errors import BuildError, UsageError
+from build_engines.families.tables.by_skl2onnx import TableGraph, insert
+from build_engines.families.tables.columns import (
+    IDLE,
+    Array,
+    Column,
+    columns_of,
+    named,
+    names_of,
+    unwrapped,
+)
+from build_engines.families.tables.repair import (
+    BATCH_SIZE,
+    INSTEAD,
+    Class,
+    drop_unused_inputs,
+    set_shapes,
+)
+from build_engines.families.tables.rows import (
+    EXACT,
+    PREDICTIONS,
+    USUAL,
+    Limits,
+    answers,
+    compared,
+    feed,
+    missing_columns,
+    sample,
+)
+from build_engines.families.tables.steps import Cells, Table, apply_step, matrix, with_absent
+from build_engines.families.tables.trees import (
+    Outputs,
+    Trees,
+    best_trees,
+    kind_of,
+    read_trees,
+    write_trees,
+)
+from build_engines.onnx_writer import Graph
+from clients.base import TensorSpec
+
+MATRIX = "X"
+BOOLEANS = [False, True]
+LIBRARIES = ("sklearn", "xgboost", "lightgbm")
+MOST_VALUES = 1 << 22  # most values of leaves in a run of trees, 8 bytes each
+FAR = (-np.inf, np.inf)
+# most rows on which trees alone are compared; if there are more thresholds, only some are tried
+MOST_ROWS = 50_000
+
+
+@dataclass(frozen=True)
+class Converted:
+    """A model's ONNX graph and its largest batch. `columns` describes its inputs, and `cells` are
+    rows for them like those of training. `missing` is the client's setting, or "" for none."""
+
+    model: onnx.ModelProto
+    classes: list[Class]
+    columns: list[Column]
+    cells: list[Array]
+    batch_size: int
+    missing: str
+
+
+def convert(estimator: Any, inputs: Sequence[TensorSpec] = ()) -> Converted:
+    """Convert with the columns `inputs`, by default those of the model. Raise BuildError if the
+    ONNX file answers rows like those of training differently from the model.
+
+    What skl2onnx converts computes in FP64 if that is supported and gives the same answers, and
+    otherwise in FP32. Trees within other models always compute in FP32.
+    """
+    estimator = unwrapped(estimator)
+    _check_kind(estimator)
+    _, last = _parts(estimator)
+    if hasattr(last, "get_booster"):
+        # XGBoost's scikit-learn interface predicts with the trees up to the best one, if training
+        # stopped early; a Booster's own predict uses all trees
+        last._Booster = best_trees(last.get_booster())
+    columns = columns_of(estimator)
+    if inputs:
+        columns = named(inputs, columns)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the libraries warn about arrays without column names
+        graph = TableGraph("FP32" if _inner_trees(last) else "FP64")
+        try:
+            return _converted(graph, estimator, columns)
+        except BuildError:
+            if graph.datatype == "FP32" or not graph.parts:
+                raise
+            return _converted(TableGraph("FP32"), estimator, columns)
+
+
+def _converted(graph: TableGraph, estimator: Any, columns: Sequence[Column]) -> Converted:
+    """Write the steps, and the model after them, into the graph. Compare the graph's answers with
+    those of the estimator."""
+    steps, last = _parts(estimator)
+    first = [*steps, last][0]
+    selects_columns = hasattr(first, "transformers_")
+    have_names = all(column.name for column in columns)
+    have_other_types = len({column.datatype for column in columns}) > 1
+    are_apart = have_other_types or (selects_columns and have_names)
+    cells = _inputs(graph, columns, are_apart)
+    table = Table(cells)
+    for step in steps:
+        table = apply_step(graph, step, table)
+    inner = [last] if kind_of(last) else _inner_trees(last)
+    ensembles = [read_trees(each) for each in inner]
+    known = _with_thresholds(columns, cells, table, ensembles)
+    rows = sample(known)
+    expected = answers(estimator, rows, known)
+    _check_labels(estimator, expected)
+    if inner:
+        _check_exact(graph, last, table, ensembles)
+    if kind_of(last):
+        (trees,) = ensembles
+        limits = EXACT
+        batch_size = max(min(BATCH_SIZE, MOST_VALUES // trees.values), 1)
+        outputs = write_trees(graph, last, trees, _cells_of_trees(graph, steps, last, trees, table))
+        _compare_trees(estimator, last, trees)
+    else:
+        limits, batch_size = USUAL, BATCH_SIZE
+        outputs = insert(graph, last, matrix(graph, table.cells), len(table.cells))
+    classes = _classes(graph, estimator, outputs)
+    model = _model(graph, outputs)
+    inputs = feed(model, rows, known)
+    set_shapes(model, inputs)
+    share = compared(expected, model, inputs, limits)
+    _check_share(estimator, limits, share, len(rows[0]), "like those of training")
+    able = missing_columns(estimator, model, known, rows, limits, selects_columns)
+    kept = list(range(len(known)))
+    if are_apart and have_names:
+        kept = drop_unused_inputs(model)
+    return Converted(
+        model=model,
+        classes=classes,
+        columns=[known[index] for index in kept],
+        cells=[rows[index] for index in kept],
+        batch_size=batch_size,
+        missing=_missing([index in able for index in kept]),
+    )
+
+
+def _classes(graph: Graph, estimator: Any, outputs: Outputs) -> list[Class]:
+    """Return the classifier's classes. If they are False and True, cast the prediction instead."""
+    classes = np.asarray(getattr(estimator, "classes_", ()))
+    if classes.dtype != bool or classes.tolist() != BOOLEANS:
+        return list(classes.tolist())
+    prediction = next(iter(outputs))
+    outputs[prediction] = graph.cast(outputs[prediction], TensorProto.BOOL)
+    return []
+
+
+def _missing(able: Sequence[bool]) -> str:
+    """Return the client's setting `missing` for the columns that are able to have missing cells."""
+    if able and all(able):
+        return "nan"
+    return ",".join(str(index) for index, is_able in enumerate(able) if is_able)
+
+
+def _check_share(estimator: Any, limits: Limits, share: float, rows: int, which: str) -> None:
+    """Print the share of rows whose answers are alike. Raise BuildError if the share is too
+    small."""
+    part = f"{share:.1%} of {rows} rows {which}"
+    print(f"the model and its ONNX file agree on {part}", flush=True)
+    if share < limits.share:
+        raise BuildError(
+            f"the ONNX file answers differently from the {type(estimator).__name__} ({part} "
+            "alike): its converter does not support something that the model does; "
+            f"{INSTEAD}"
+        )
+
+
+def _check_labels(estimator: Any, expected: Mapping[str, Any]) -> None:
+    """Raise UsageError for a classifier that gives several labels at once."""
+    if hasattr(estimator, "classes_") and np.ndim(expected[PREDICTIONS]) > 1:
+        raise UsageError(
+            f"a {type(estimator).__name__} with several labels at once cannot be built: train and "
+            "build one classifier for each label (a MultiOutputClassifier has them in estimators_)"
+        )
+
+
+def _check_exact(graph: TableGraph, last: Any, table: Table, ensembles: Sequence[Trees]) -> None:
+    """Raise BuildError if the cells that trees compare may differ in their last bits from those of
+    the library. Trees within another model are converted by skl2onnx, and compare in FP32."""
+    name, where = type(last).__name__, ""
+    if graph.parts:
+        where = f"a {graph.parts[0]} before trees is"
+    elif kind_of(last):
+        return
+    elif table.sparse or _has_steps(last):
+        where = f"steps before the trees within a {name} are"
+    elif not all(each.in_fp32 for each in ensembles):
+        where = f"trees within a {name} that compare in FP64 are"
+    if where:
+        raise BuildError(
+            f"{where} not converted exactly, and the last bit of a cell can decide at a threshold: "
+            "if that does not matter, convert the model with skl2onnx and build the ONNX file"
+        )
+
+
+def _has_steps(model: Any) -> bool:
+    """Return whether a step comes before another one within the model."""
+    return any(len(getattr(each, "steps", ())) > 1 for each in _within(model))
+
+
+def _with_thresholds(
+    columns: Sequence[Column], cells: Sequence[Cells], table: Table, ensembles: Sequence[Trees]
+) -> list[Column]:
+    """Return the columns, with the thresholds of the trees that read them unchanged. The columns
+    enter the graph as `cells`, and the trees read `table`."""
+    known = list(columns)
+    for trees in ensembles:
+        for feature, thresholds in trees.thresholds().items():
+            if table.cells[feature] in cells:
+                index = cells.index(table.cells[feature])
+                known[index] = known[index].with_points(thresholds)
+    return known
+
+
+def _cells_of_trees(
+    graph: Graph, steps: Sequence[Any], last: Any, trees: Trees, table: Table
+) -> str:
+    """Return the FP64 matrix whose cells the trees compare with their thresholds."""
+    in_fp32 = _are_whole_in_fp32(steps, last, trees, table.cells)
+    values = matrix(graph, table.cells, in_fp32)
+    if table.sparse and _library(last) == "xgboost":
+        values = with_absent(graph, values, table.cells)
+    return values
+
+
+def _model(graph: Graph, outputs: Outputs) -> onnx.ModelProto:
+    """Return the model with these outputs. If a column has an output's name, the output's is
+    changed."""
+    for name, tensor in outputs.items():
+        graph.output(graph.add("Identity", tensor, output=name))
+    return graph.model("table")
+
+
+def _are_whole_in_fp32(
+    steps: Sequence[Any], last: Any, trees: Trees, cells: Sequence[Cells]
+) -> bool:
+    """Return whether the library rounds whole numbers to FP32 directly, rather than to FP64 first.
+    XGBoost does if no steps come before it, because it reads each column of a frame by itself.
+    Otherwise, columns of several types become FP64 first. LightGBM reads a frame as FP64, but an
+    array of whole numbers, such as the output of steps, as FP32. Other libraries read whole numbers
+    as the type in which their trees compare."""
+    library = _library(last)
+    if library == "xgboost" and not steps:
+        return True
+    if any(cell.datatype != "INT64" for cell in cells):
+        return False
+    if library == "lightgbm":
+        was_fitted_on_frame = bool(names_of(last)[0])
+        return bool(steps) or not was_fitted_on_frame
+    return trees.in_fp32
+
+
+def _inputs(graph: Graph, columns: Sequence[Column], are_apart: bool) -> list[Cells]:
+    """Add an input for each column if they `are_apart`, or else one input for all columns."""
+    if not are_apart:
+        datatype, width = columns[0].datatype, len(columns)
+        name = graph.input(MATRIX, datatype, [None, width])
+        return [Cells(name, index, width, datatype) for index in range(width)]
+    return [
+        Cells(graph.input(name, column.datatype, [None, 1]), 0, 1, column.datatype)
+        for name, column in zip(_input_names(columns), columns, strict=True)
+    ]
+
+
+def _input_names(columns: Sequence[Column]) -> list[str]:
+    return [column.name or f"column_{index}" for index, column in enumerate(columns)]
+
+
+def _compare_trees(estimator: Any, last: Any, trees: Trees) -> None:
+    """Compare the trees without the steps before them, at every threshold and at the nearest
+    numbers on both sides of it, in FP32 and in FP64."""
+    rng = np.random.default_rng(0)
+    columns = [Column(name) for name in names_of(last)]
+    asked = {
+        feature: _near(values, np.nan if trees.most is None else trees.most[feature])
+        for feature, values in trees.thresholds().items()
+    }
+    count = min(max(map(len, asked.values()), default=1), MOST_ROWS)
+    rows = np.zeros((count, len(columns)))
+    for feature, values in asked.items():
+        rows[:, feature] = np.resize(rng.permutation(values), count)
+    graph = Graph()
+    name = graph.input(MATRIX, "FP64", [None, len(columns)])
+    model = _model(graph, write_trees(graph, last, trees, name))
+    expected = answers(last, list(rows.T), columns)
+    share = compared(expected, model, {MATRIX: rows}, EXACT)
+    _check_share(estimator, EXACT, share, count, "at the thresholds of its trees")
+
+
+def _near(thresholds: Array, most: float) -> Array:
+    """Return the thresholds and their neighbors or, for categories, the whole numbers next to them
+    from 0 to `most`."""
+    values = thresholds[np.isfinite(thresholds)]
+    if not np.isnan(most):
+        sides = np.concatenate([np.floor(values), np.ceil(values)])
+        return np.asarray(np.unique(np.clip(sides, 0, most)))
+    parts = [values, values.astype(np.float32)]
+    parts += [np.nextafter(each, limit) for each in parts for limit in FAR]
+    return np.asarray(np.unique(np.concatenate(parts).astype(float)))
+
+
+def _check_kind(estimator: Any) -> None:
+    """Raise UsageError if the object is not a model of tables, and BuildError for a model that
+    skl2onnx would convert to a different one."""
+    if _library(estimator) not in LIBRARIES and not hasattr(estimator, "__sklearn_tags__"):
+        raise UsageError(
+            f"the file holds a {type(estimator).__name__}, which is not a model of scikit-learn, "
+            "XGBoost or LightGBM"
+        )
+    for step in _within(estimator):
+        if hasattr(step, "vocabulary_") or type(step).__name__ == "HashingVectorizer":
+            raise UsageError(
+                f"a {type(step).__name__} takes texts, which are not columns of a table: serve the "
+                f"model as a Python model ({INSTEAD})"
+            )
+        if type(step).__name__ in ("TunedThresholdClassifierCV", "FixedThresholdClassifier"):
+            raise BuildError(
+                f"skl2onnx ignores the threshold of a {type(step).__name__}: build its estimator_ "
+                f"and compare the probability yourself, or {INSTEAD}"
+            )
+
+
+def _library(estimator: Any) -> str:
+    return type(estimator).__module__.partition(".")[0]
+
+
+def _parts(estimator: Any) -> tuple[list[Any], Any]:
+    """Return the steps that do something, and the model after them. HistGradientBoosting has a step
+    of its own for categorical columns."""
+    steps: list[Any] = []
+    while hasattr(estimator, "steps"):
+        before = [unwrapped(step) for _, step in estimator.steps[:-1]]
+        steps += [step for step in before if step not in IDLE]
+        estimator = unwrapped(estimator.steps[-1][1])
+    if getattr(estimator, "_preprocessor", None) is not None:
+        steps.append(estimator._preprocessor)
+        estimator = copy(estimator)
+        estimator._preprocessor = None
+        vars(estimator).pop("feature_names_in_", None)
+    return steps, estimator
+
+
+def _within(estimator: Any) -> list[Any]:
+    """Return the model and all models within it, except those within models of trees."""
+    found: list[Any] = []
+    pending, seen = [estimator], set()
+    while pending:
+        each = pending.pop()
+        if id(each) in seen:
+            continue
+        seen.add(id(each))
+        if isinstance(each, list | tuple):
+            pending += each
+        elif isinstance(each, np.ndarray) and each.dtype == object:
+            pending += each.ravel().tolist()
+        elif hasattr(each, "get_params") or hasattr(each, "calibrators"):
+            found.append(each)
+            pending += [] if kind_of(each) else vars(each).values()
+    return found
+
+
+def _inner_trees(model: Any) -> list[Any]:
+    """Return the trained models of trees within a model of another kind."""
+    inner = [each for each in _within(model) if each is not model and kind_of(each)]
+    return [each for each in inner if getattr(each, "n_features_in_", 0)]
