@@ -316,39 +316,31 @@ def _parsed(data: bytes) -> schemas.Tensors | None:
     do not become Python objects. Return None for anything else."""
     schemas.describe(schemas.Tensors)
     try:
-        document = _members(simdjson.Parser().parse(data))
-        entries = document.pop("inputs")
-        if len(entries) > MOST_NAMED:
+        document = _members(simdjson.Parser().parse(data), kept="inputs")
+        if len(document["inputs"]) > MOST_NAMED:
             return None
-        inputs = [_members(entry) for entry in entries]
-        arrays = [entry.pop("data") for entry in inputs]
-        plain = _plain(document) | {"inputs": list(map(_plain, inputs))}
-        tensors = msgspec.convert(plain, schemas.Tensors)
+        document["inputs"] = [_members(entry, kept="data") for entry in document["inputs"]]
+        tensors = msgspec.convert(document, schemas.Tensors)
     except (AttributeError, LookupError, RuntimeError, TypeError, ValueError):
         return None
-    check_misspelt(plain)  # outside the try block, so that its error reaches the caller
-    for tensor, array in zip(tensors.inputs, arrays, strict=True):
-        tensor.data = array
-    return tensors if all(isinstance(array, simdjson.Array) for array in arrays) else None
+    check_misspelt(document)  # outside the try block, so that its error reaches the caller
+    are_arrays = all(isinstance(tensor.data, simdjson.Array) for tensor in tensors.inputs)
+    return tensors if are_arrays else None
 
 
-def _members(value: Any) -> dict[str, Any]:
-    """Return the members of an object. Raise ValueError if it has more than MOST_KEYS keys or a
-    duplicate key: simdjson searches for each key from the beginning, and finds only the first of
-    two equal ones."""
+def _members(value: Any, kept: str) -> dict[str, Any]:
+    """Return the members of an object, all but the one called `kept` as Python objects. Raise
+    ValueError if the object has more than MOST_KEYS keys or a duplicate key: simdjson searches for
+    each key from the beginning, and finds only the first of two equal ones."""
     names = list(islice(value, MOST_KEYS))
     # true for duplicates, and for more keys than were read
     if len(set(names)) < len(value):
         raise ValueError(names)
-    return {name: value[name] for name in names}
-
-
-def _plain(values: dict[str, Any]) -> dict[str, Any]:
-    """Convert the members of an object to Python objects."""
-    plain = dict(values)
-    for key, value in values.items():
-        if isinstance(value, simdjson.Object):
-            plain[key] = value.as_dict()
-        elif isinstance(value, simdjson.Array):
-            plain[key] = value.as_list()
-    return plain
+    members = {name: value[name] for name in names}
+    for name in members.keys() - {kept}:
+        member = members[name]
+        if isinstance(member, simdjson.Object):
+            members[name] = member.as_dict()
+        elif isinstance(member, simdjson.Array):
+            members[name] = member.as_list()
+    return members
