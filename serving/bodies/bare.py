@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from clients.base import TensorSpec
 from serving.bodies import schemas
 from serving.bodies.instances import Instances, items_of
-from serving.bodies.kserve import TensorBody
+from serving.bodies.kserve import TensorBody, only_input
 from serving.bodies.values import flattened, types_of
 from serving.budget import MOST_DIMENSIONS, in_time
 from serving.codecs import ROW
@@ -46,19 +46,15 @@ def tensors_of(
     model = served.model
     specs = {spec.name: spec for spec in model.inputs}
     if not isinstance(value, Mapping):
-        if len(specs) != 1:
-            raise InvalidRequest(
-                f"a list is one tensor, and model '{model.name}' has {len(specs)} inputs "
-                f'({", ".join(specs)}); send {{"inputs": {{name: list}}}}, or KServe v2 tensors'
-            )
-        value = dict.fromkeys(specs, value)
+        spec = only_input(model, "a list", '{"inputs": {name: list}}, or KServe v2 tensors')
+        value = {spec.name: value}
     inputs = []
     for name, data in value.items():
         if name not in specs:
             raise InvalidRequest(f"model '{model.name}': {unknown('input', name, specs)}")
         inputs.append(_input(specs[name], data, model.max_batch_size > 0))
     document = schemas.Tensors(inputs=inputs, parameters=parameters)
-    return TensorBody(document, memoryview(b""), length)
+    return TensorBody(document, length)
 
 
 def _input(spec: TensorSpec, data: Any, is_batched: bool) -> schemas.Input:

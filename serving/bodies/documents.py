@@ -31,7 +31,7 @@ from serving.bodies import schemas
 from serving.bodies.bare import read_records, read_split, tensors_of
 from serving.bodies.decoder import Item
 from serving.bodies.instances import Instances, items_of
-from serving.bodies.kserve import TensorBody, check_misspelt, filled
+from serving.bodies.kserve import RawBody, TensorBody, check_misspelt, filled
 from serving.bodies.schemas import read
 from serving.bodies.values import (
     flat_array,
@@ -212,7 +212,7 @@ def read_object(data: bytes, generates: bool = False, stream: str = "") -> Shape
     """Parse a JSON object, and return the body of its kind. `generates` and `stream` are passed on
     to a FlatBody. Raise InvalidRequest or PayloadTooLarge."""
     if tensors := _large_tensors(data):
-        return TensorBody(tensors, memoryview(b""), len(data))
+        return TensorBody(tensors, len(data))
     hint = f"; send JSON of one of the shapes {SHAPES}"
     document = read(dict[str, Any], data, hint=hint)
     return read_shape(document, len(data), generates, stream)
@@ -223,7 +223,7 @@ def read_shape(
 ) -> Shape:
     """Return the body that an object of `length` bytes represents. Raise InvalidRequest."""
     if _are_tensors(document.get("inputs")):
-        return TensorBody(_tensors(document), memoryview(b""), length)
+        return TensorBody(_tensors(document), length)
     for key, read_instances in BY_KEY.items():
         if key in document:
             return read_instances(document)
@@ -281,8 +281,12 @@ def read_binary(
             f"length of the JSON before the binary tensors; got '{header_length[:40]}'"
         )
     size = int(header_length)
-    header = read_tensors(data[:size], "the JSON header of the body") if size else None
-    return TensorBody(header, memoryview(data)[size:], len(data), is_kserve)
+    if not size:
+        # all outputs are binary too
+        document = schemas.Tensors(inputs=[], parameters={"binary_data_output": True})
+        return RawBody(document, len(data), data, is_kserve)
+    document = read_tensors(data[:size], "the JSON header of the body")
+    return TensorBody(document, len(data), memoryview(data)[size:], is_kserve)
 
 
 def read_tensors(data: bytes, subject: str = "the body") -> schemas.Tensors:

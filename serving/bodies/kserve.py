@@ -36,7 +36,7 @@ from serving.headers import CSV, JSON_TYPE, NPY_TYPE, preferred
 from serving.job import Job, Reply, Step
 from serving.model_status.served_model import ServedModel
 from serving.named_value import nearest, unknown
-from serving.request import UNNAMED, Request, Target
+from serving.request import Request, Target
 from serving.request_memory import SORTED, reserve, tensor_strings
 from serving.sessions import SEQUENCE_END
 from serving.triton.tensors import DATATYPES, SIZES, Array, InferReply, Tensor, to_raw
@@ -53,33 +53,41 @@ HEADER_LENGTH = "Inference-Header-Content-Length"
 
 @dataclass(frozen=True)
 class TensorBody:
-    """A request with tensors. `document` is its JSON, or None for raw input; `binary` is the data
-    after the JSON; `length` is the size of the whole body.
+    """A request with tensors. `document` is its JSON; `binary` is the data after the JSON; `length`
+    is the size of the whole body.
 
     `is_kserve` says that the request came through KServe's own routes, whose replies give the
     length of their JSON in the header HEADER_LENGTH.
     """
 
-    document: schemas.Tensors | None
-    binary: memoryview
+    document: schemas.Tensors
     length: int
+    binary: bytes | memoryview = b""
     is_kserve: bool = False
 
     @property
     def named(self) -> Target:
-        return self.document.target() if self.document else UNNAMED
+        return self.document.target()
 
     def bind(self, served: ServedModel, request: Request) -> Job:
-        kind = RawJob if self.document is None else TensorJob
-        return kind(served, request, self)
+        return TensorJob(served, request, self)
+
+    def inputs(self, job: Job) -> list[Tensor]:
+        """Return the inputs of the job's only step. Raise InvalidRequest or PayloadTooLarge."""
+        served = job.served
+        inputs = read_inputs(self.document, self.binary, self.length)
+        if served.client and served.client.codec is ROW:
+            inputs = [widened(tensor, served.model.inputs) for tensor in inputs]
+        _check_inputs(served.model, inputs)
+        return inputs
 
 
 class TensorJob(Job):
-    """One call with tensors. `document` is the JSON of the body, empty if the body has none."""
+    """One call with the tensors of a body."""
 
     def __init__(self, served: ServedModel, request: Request, body: TensorBody) -> None:
         """Raise InvalidRequest or PayloadTooLarge."""
-        document = body.document or schemas.Tensors(inputs=[])
+        document = body.document
         self.document = document
         self.body = body
         self.parameters = document.parameters or {}
@@ -107,11 +115,7 @@ class TensorJob(Job):
         parameters = request_parameters(forwarded, self.served.sequencing)
         if self.session:
             parameters = {**parameters, **self.session.parameters()}
-        inputs = read_inputs(self.document, self.body.binary, self.body.length)
-        if self.served.client and self.served.client.codec is ROW:
-            inputs = [widened(tensor, self.served.model.inputs) for tensor in inputs]
-        _check_inputs(self.served.model, inputs)
-        return Step(inputs, parameters, tuple(self.outputs))
+        return Step(self.body.inputs(self), parameters, tuple(self.outputs))
 
     def finish(self, step: Step, replies: Sequence[InferReply]) -> InferReply:
         """Return the reply. If an output is requested as classes, replace it with its classes.
@@ -186,25 +190,22 @@ def _check_inputs(model: Model, inputs: Sequence[Tensor]) -> None:
             )
 
 
-class RawJob(TensorJob):
-    """One call whose only input is the whole body. All outputs of the reply are binary."""
+class RawBody(TensorBody):
+    """A request without JSON: the whole body is the data of the model's only input."""
 
-    def prepare(self, before: Step | None = None) -> Step:
-        if self.request.stream:
+    def inputs(self, job: Job) -> list[Tensor]:
+        if job.request.stream:
             raise InvalidRequest(
                 "raw binary input (json-header-size=0) cannot be streamed; send the JSON header too"
             )
-        if self.session:
+        if job.session:
             raise InvalidRequest(
                 "raw binary input (json-header-size=0) cannot be part of a session: send its JSON"
             )
-        return Step([raw_input(self.served, self.body.binary)])
-
-    def _binary_outputs(self, result: InferReply) -> set[str]:
-        return {tensor.name for tensor in result.outputs}
+        return [raw_input(job.served.model, self.binary)]
 
 
-def read_inputs(document: schemas.Tensors, binary: memoryview, length: int) -> list[Tensor]:
+def read_inputs(document: schemas.Tensors, binary: bytes | memoryview, length: int) -> list[Tensor]:
     """Return the tensors of a body of `length` bytes, whose data after the JSON is `binary`. Raise
     InvalidRequest and others."""
     inputs = []
@@ -247,7 +248,7 @@ def _with_data(entry: schemas.Input, shape: tuple[int, ...]) -> Tensor:
     return Tensor(entry.name, entry.datatype, shape, to_raw(flat, entry.datatype))
 
 
-def _with_binary(entry: schemas.Input, shape: tuple[int, ...], data: memoryview) -> Tensor:
+def _with_binary(entry: schemas.Input, shape: tuple[int, ...], data: bytes | memoryview) -> Tensor:
     """Return the tensor of an input whose values are the bytes `data` after the JSON. Raise
     InvalidRequest or PayloadTooLarge."""
     if entry.data is not UNSET:
@@ -307,17 +308,23 @@ def write_reply(
         return text.getvalue()
 
 
-def raw_input(served: ServedModel, data: memoryview) -> Tensor:
+def only_input(model: Model, body: str, remedy: str) -> TensorSpec:
+    """Return the model's only input. Raise InvalidRequest if it has several or none, because the
+    `body` is a single tensor."""
+    if len(model.inputs) != 1:
+        names = ", ".join(spec.name for spec in model.inputs)
+        raise InvalidRequest(
+            f"{body} is one tensor, and model '{model.name}' has {len(model.inputs)} inputs "
+            f"({names}); send {remedy}"
+        )
+    return model.inputs[0]
+
+
+def raw_input(model: Model, data: bytes | memoryview) -> Tensor:
     """Return the model's only input, with the whole body as its data, as Triton does
     (infer_request.cc): a dimension of -1 is computed from the others, and an input of strings is
     one string. Raise InvalidRequest."""
-    model = served.model
-    if len(model.inputs) != 1:
-        raise InvalidRequest(
-            f"raw binary input is one tensor, and model '{model.name}' has "
-            f"{len(model.inputs)} inputs"
-        )
-    spec = model.inputs[0]
+    spec = only_input(model, "raw binary input", "the JSON header too")
     batch = (1,) if model.max_batch_size else ()
     if spec.datatype == "BYTES":
         if any(size not in (1, -1) for size in spec.shape):
@@ -326,7 +333,7 @@ def raw_input(served: ServedModel, data: memoryview) -> Tensor:
                 "this is one"
             )
         ones = [1] * len(spec.shape)
-        string = len(data).to_bytes(4, "little") + data
+        string = len(data).to_bytes(4, "little") + bytes(data)
         return Tensor(spec.name, "BYTES", (*batch, *ones), string)
     count, rest = divmod(len(data), SIZES[spec.datatype])
     shape = filled(spec.shape, count)

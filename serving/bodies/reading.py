@@ -33,7 +33,7 @@ IMAGES = {b"\x89PNG": "png", b"\xff\xd8\xff": "jpeg", b"RIFF": "webp", b"GIF8": 
 OBJECT = re.compile(rb"(?:%b)?\s*\{" % BOM)
 LISTED: Any = list[Any] | str
 LIST_OR_STRING = re.compile(rb"(?:%b)?\s*[\[\"]" % BOM)
-Body = Shape | ApiBody | BareBody | CsvBody | CsvLines | JsonLines | NpyBody | TextOrForm
+Body = Shape | ApiBody | BareBody | CsvBody | CsvLines | JsonLines | TextOrForm
 
 
 def read_attributes(header: str) -> dict[str, str]:
@@ -69,7 +69,7 @@ def read_body(
     if kind == BINARY_TYPE:
         return read_binary(params.get("json-header-size", ""), "json-header-size", data)
     if kind == NPY_TYPE or data.startswith(NPY_MAGIC):
-        return NpyBody(data)
+        return NpyBody.of(data)
     if kind == FORM:
         return read_form(data, params.get("boundary", ""))
     if not data:

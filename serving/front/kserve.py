@@ -98,7 +98,7 @@ def read_tensors(source: Incoming) -> TensorBody:
     data = source.whole()
     if (length := source.headers.get(HEADER_LENGTH)) is not None:
         return read_binary(length, HEADER_LENGTH, data, is_kserve=True)
-    return TensorBody(documents.read_tensors(data), memoryview(b""), len(data), is_kserve=True)
+    return TensorBody(documents.read_tensors(data), len(data), is_kserve=True)
 
 
 def _read_flat(source: Incoming) -> FlatBody:
