@@ -8,8 +8,8 @@ from msgspec import Struct
 
 from clients.base import ModelClient
 from serving.bodies.decoder import Item
-from serving.bodies.instances import Predictions, as_items, items_of
-from serving.bodies.other_apis import ApiBody, ApiJob, Direction, Texts, bare_list
+from serving.bodies.instances import Predictions, items_of
+from serving.bodies.other_apis import ApiBody, ApiJob, Direction, Texts
 from serving.bodies.schemas import Count, read
 from serving.errors import InvalidRequest
 from serving.job import Job
@@ -106,7 +106,7 @@ class Pipeline(ApiBody, kw_only=True):
 
     def document(self, job: ApiJob, items: bytes) -> bytes:
         is_list = isinstance(self.inputs, list) or FORMS[job.client.task].is_listed
-        return bare_list(items) if is_list else bytes(items)
+        return super().document(job, items) if is_list else items
 
 
 def formed(job: ApiJob, result: Predictions) -> list[Any]:
@@ -147,7 +147,7 @@ class Predict(ApiBody, kw_only=True):
         return formed(job, result)
 
     def document(self, job: ApiJob, items: bytes) -> bytes:
-        return bare_list(items) if self.are_several else bytes(items)
+        return super().document(job, items) if self.are_several else items
 
 
 def _pair(value: Any) -> Any:
@@ -183,20 +183,8 @@ class Similarity(ApiBody, kw_only=True):
     def client_parameters(self, client: ModelClient) -> Mapping[str, Any]:
         return {**(self.parameters or {}), "normalize": True}
 
-    def job(self, served: ServedModel, request: Request) -> ApiJob:
-        return SimilarityJob(served, request, self)
-
-    def document(self, job: ApiJob, items: bytes) -> bytes:
-        return bare_list(items)
-
-
-class SimilarityJob(ApiJob):
-    """Compares each vector with the first one, `source`."""
-
-    source: Any = None
-
-    def written(self, result: Predictions) -> bytes:
+    def entries(self, job: ApiJob, result: Predictions) -> list[Any]:
         vectors = [prediction["embedding"] for prediction in result.predictions]
-        if not result.first:
-            self.source = vectors.pop(0)
-        return as_items([float(self.source @ vector) for vector in vectors])
+        if not result.batch.first:
+            job.source = vectors.pop(0)
+        return [float(job.source @ vector) for vector in vectors]

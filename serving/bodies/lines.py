@@ -238,7 +238,7 @@ class LinesJob(Job):
     def _predict(self, gateway: TritonGateway, records: list[Record]) -> list[bytes]:
         every = [record.body for record in records if isinstance(record.body, Instances)]
         items = list(chain.from_iterable(instances.items for instances in every))
-        job = InstancesJob(self.served, self.request, items, every[0].parameters)
+        job = InstancesJob(self.served, self.request, Instances(items, every[0].parameters))
         results = list(Run(job, gateway).results())
         self.version = results[-1].version
         predictions = chain.from_iterable(result.predictions for result in results)

@@ -10,7 +10,7 @@ from msgspec import Meta, Struct
 
 from clients.base import ModelClient, Tensors
 from serving.bodies.decoder import Item
-from serving.bodies.instances import InstancesJob, Predictions, as_items, items_of, total
+from serving.bodies.instances import Instances, InstancesJob, Predictions, as_items, items_of, total
 from serving.bodies.schemas import read
 from serving.budget import MOST_INSTANCES
 from serving.errors import InvalidRequest
@@ -46,10 +46,7 @@ class ApiBody(Struct, forbid_unknown_fields=True, kw_only=True):
                 f"the task of model '{served.public_name}' is '{task}', and this route takes "
                 f"{' or '.join(self.tasks)}: name another model"
             )
-        return self.job(served, replace(request, accept="", stream=""))
-
-    def job(self, served: ServedModel, request: Request) -> "ApiJob":
-        return ApiJob(served, request, self)
+        return ApiJob(served, replace(request, accept="", stream=""), self)
 
     @classmethod
     def of(cls, data: bytes) -> "ApiBody":
@@ -69,19 +66,22 @@ class ApiBody(Struct, forbid_unknown_fields=True, kw_only=True):
         raise NotImplementedError
 
     def document(self, job: "ApiJob", items: bytes) -> bytes:
-        """Return the JSON of the reply with the `items` of its list."""
-        raise NotImplementedError
+        """Return the JSON of the reply with the `items` of its list, which is the whole reply
+        unless a subclass overrides this."""
+        return b"".join((b"[", items, b"]"))
 
 
 class ApiJob(InstancesJob):
     """Predictions that are answered in the format of another API. `tokens` counts the tokens that
-    the model has read."""
+    the model has read. `source` is the vector with which a Similarity compares the others."""
+
+    source: Any = None
 
     def __init__(self, served: ServedModel, request: Request, body: ApiBody) -> None:
         client = served.require_client()
         values = body.client_parameters(client).items()
         set_ = {name: value for name, value in values if value is not None}
-        super().__init__(served, request, body.items(client), set_)
+        super().__init__(served, request, Instances(body.items(client), set_))
         self.body = body
         self.tokens = 0
 
@@ -104,11 +104,6 @@ def _tokens_read(tensors: Tensors) -> int:
     if "input_ids" in tensors and "attention_mask" not in tensors:
         return tensors["input_ids"].size
     return total(tensors, "attention_mask")
-
-
-def bare_list(items: bytes) -> bytes:
-    """Return the JSON of a list with the `items`."""
-    return b"".join((b"[", items, b"]"))
 
 
 def texts_of(value: str | list[Any], field: str) -> list[Item]:

@@ -8,7 +8,7 @@ from msgspec import Struct
 from clients.base import ModelClient
 from serving.bodies.decoder import Item
 from serving.bodies.instances import Predictions, listed
-from serving.bodies.other_apis import ApiBody, ApiJob, Direction, bare_list
+from serving.bodies.other_apis import ApiBody, ApiJob, Direction
 from serving.bodies.schemas import Count
 
 
@@ -69,7 +69,7 @@ class Rerank(ApiBody, kw_only=True):
 
     def document(self, job: ApiJob, items: bytes) -> bytes:
         if self.texts is not None:
-            return bare_list(items)
+            return super().document(job, items)
         about = {"id": job.request.id, "model": job.served.public_name, "usage": job.usage()}
         return listed(about, "results", items)
 

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 from clients.base import ModelClient
 from serving.bodies.decoder import Item
-from serving.bodies.instances import InstancesJob, check_media_type
+from serving.bodies.instances import Instances, InstancesJob, check_media_type
 from serving.bodies.schemas import BOM
 from serving.budget import MOST_INSTANCES, check_count, in_time
 from serving.codecs import Limits, read_cells
@@ -61,7 +61,7 @@ class CsvBody:
         if not items:
             raise InvalidRequest("the body has no row (a header alone is none)")
         reserve(ITEM * len(items), "the rows")
-        return InstancesJob(served, request, items, self.parameters)
+        return InstancesJob(served, request, Instances(items, self.parameters))
 
     def items(self, client: ModelClient) -> Iterator[Item]:
         """Yield the rows. Raise InvalidRequest, DecodingError, TooLate and others."""

@@ -384,8 +384,8 @@ def test_refuse_npy_for_strings_of_very_different_lengths() -> None:
 def test_free_the_instances_of_earlier_batches() -> None:
     """All images of a body, if decoded at once, would take a thousand times its length."""
     body = read_body(JSON_TYPE, b'{"instances":[%b]}' % many(b"0", 100))
-    results = Run(body.bind(CLIENT, Request("id")), Echo()).results()
-    assert [list(result.instances) for result in results] == [[]] * 13
+    results = list(Run(body.bind(CLIENT, Request("id")), Echo()).results())
+    assert [list(result.batch.instances) for result in results] == [[]] * 13
 
 
 @pytest.mark.parametrize("datatype", [np.float16, np.float32, np.float64])
