@@ -31,7 +31,6 @@ class ApiBody(Struct, forbid_unknown_fields=True, kw_only=True):
 
     model: str | None = None
     tasks: ClassVar[tuple[str, ...]] = ()
-    unknown_key_hint: ClassVar[str] = ""
 
     @property
     def named(self) -> Target:

@@ -9,7 +9,7 @@ limit.
 import re
 import threading
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
@@ -39,7 +39,6 @@ class Named(Struct, kw_only=True):
     model_name: str | None = None
     modelname: str | None = None
     model_version: str | int | None = None
-    unknown_key_hint: ClassVar[str] = ""
 
     def target(self, source: str = "the body") -> Target:
         values = {key: getattr(self, key) for key in (*NAME_KEYS, VERSION_KEY)}
@@ -52,7 +51,6 @@ class ForClient(Named, kw_only=True, forbid_unknown_fields=True):
     """A body for a model with a client."""
 
     parameters: dict[str, Any] | None = None
-    unknown_key_hint: ClassVar[str] = " (put a model's parameters into 'parameters')"
 
 
 class Instances(ForClient, kw_only=True):
@@ -75,7 +73,6 @@ class Frame(Struct, forbid_unknown_fields=True):
     columns: Values
     data: list[Values]
     index: Any = None
-    unknown_key_hint: ClassVar[str] = ""
 
 
 class DataframeSplit(ForClient, kw_only=True):
@@ -100,7 +97,6 @@ class Picture(Struct, forbid_unknown_fields=True):
     """An image in base64 as the payload."""
 
     img: Any
-    unknown_key_hint: ClassVar[str] = ""
 
 
 class TensorParameters(Struct):
@@ -163,7 +159,6 @@ class RepositoryIndex(Struct, forbid_unknown_fields=True):
     """Which models the index lists: only those that are ready, or all."""
 
     ready: bool = False
-    unknown_key_hint: ClassVar[str] = ""
 
 
 class Load(Struct):
@@ -225,7 +220,9 @@ def _explained(error: msgspec.ValidationError, shape: Any, subject: str) -> str:
         part = location.partition("[")[0]
         struct = {"inputs": Input, "outputs": Output, "dataframe_split": Frame}.get(part, shape)
         problem = unknown("key", field[1], struct.__struct_fields__)
-        return f"{where}: {problem}{shape.unknown_key_hint}"
+        if issubclass(shape, ForClient):
+            problem += " (put a model's parameters into 'parameters')"
+        return f"{where}: {problem}"
     first = message[:1]
     rest = message[1:]
     return f"{where}: {first.lower()}{rest}"
