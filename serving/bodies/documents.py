@@ -27,6 +27,7 @@ import msgspec
 import orjson
 import simdjson
 
+from clients.base import TensorSpec
 from serving.bodies import schemas
 from serving.bodies.bare import read_records, read_split, tensors_of
 from serving.bodies.decoder import Item
@@ -49,7 +50,7 @@ from serving.named_value import unknown
 from serving.request import RESERVED, Request, Target
 from serving.request_memory import json_numbers
 from serving.sessions import SEQUENCE_END
-from serving.triton.tensors import InferReply, Tensor, to_raw
+from serving.triton.tensors import InferReply, Tensor
 
 # the keys of a KServe tensor: an object with none of them is an instance
 INPUT_KEYS = {"name", "shape", "datatype", "data"}
@@ -146,30 +147,33 @@ class FlatJob(Job):
         Triton's generate."""
         model = self.served.model
         session = self.session
-        reserved = RESERVED | {"id", "parameters"}
+        reserved = NO_FIELDS | {"id"}
         if session:
             reserved |= {SEQUENCE_END}
-        fields = {key: value for key, value in self.document.items() if key not in reserved}
         specs = {spec.name: spec for spec in model.inputs}
-        if not (model.takes_nothing or specs.keys() & fields.keys()):
-            keys = sorted(islice(fields, 8))
-            names = ", ".join(specs)
-            raise InvalidRequest(f"none of {keys} is an input of model '{model.name}': {names}")
         inputs = []
         parameters = {}
-        for key, value in fields.items():
-            spec = specs.get(key)
-            if spec is None:
-                parameters[key] = value
+        for key, value in self.document.items():
+            if key in reserved:
                 continue
-            flat = flat_array(key, spec.datatype, value)
-            # the declared shape if the values fit it, else a flat list
-            shape = filled(spec.shape, flat.size) or (flat.size,)
-            rows = (1, *shape) if model.max_batch_size else shape
-            inputs.append(Tensor(key, spec.datatype, rows, to_raw(flat, spec.datatype)))
+            if key in specs:
+                inputs.append(self._input(specs[key], value))
+            else:
+                parameters[key] = value
+        if not (inputs or model.takes_nothing):
+            keys = sorted(islice(parameters, 8))
+            names = ", ".join(specs)
+            raise InvalidRequest(f"none of {keys} is an input of model '{model.name}': {names}")
         checked = request_parameters(parameters | self.parameters, self.served.sequencing)
         flags = session.parameters() if session else {}
         return Step(inputs, {**checked, **flags})
+
+    def _input(self, spec: TensorSpec, value: Any) -> Tensor:
+        """Return an input of the declared shape if the values fit it, else a flat list."""
+        flat = flat_array(spec.name, spec.datatype, value)
+        shape = filled(spec.shape, flat.size) or (flat.size,)
+        rows = (1, *shape) if self.served.model.max_batch_size else shape
+        return Tensor.of(spec.name, flat.reshape(rows), spec.datatype)
 
     def reply(self, results: Iterator[InferReply]) -> Reply:
         responses = list(islice(results, 2))

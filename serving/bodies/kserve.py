@@ -95,12 +95,14 @@ class TensorJob(Job):
         if document.sequence_end is not UNSET:
             flags[SEQUENCE_END] = document.sequence_end
         super().__init__(served, request, flags, self.parameters)
-        # how many classes are requested of each output; 0 requests the output itself
-        self.outputs: dict[str, int] = {}
+        # if an output is listed twice, the first entry counts
+        self.outputs: dict[str, schemas.OutputParameters] = {}
         for output in document.outputs:
-            count = (output.parameters.classification or 0) if output.parameters else 0
-            self.outputs.setdefault(output.name, count)
-        self.classes = {name: count for name, count in self.outputs.items() if count}
+            self.outputs.setdefault(output.name, output.parameters or schemas.OutputParameters())
+        # how many classes are requested of an output
+        self.classes: dict[str, Any] = {
+            name: own.classification for name, own in self.outputs.items() if own.classification
+        }
         for spec in served.model.outputs:
             if spec.name in self.classes and spec.datatype not in SCORES:
                 kinds = ", ".join(sorted(SCORES))
@@ -121,8 +123,6 @@ class TensorJob(Job):
         """Return the reply. If an output is requested as classes, replace it with its classes.
         Raise InvalidRequest or PayloadTooLarge."""
         reply = replies[-1]
-        if not self.classes:
-            return reply
         return replace(reply, outputs=tuple(map(self._with_classes, reply.outputs)))
 
     def _with_classes(self, tensor: Tensor) -> Tensor:
@@ -163,15 +163,15 @@ class TensorJob(Job):
         """Return the names of the outputs whose data follows the JSON of the reply as bytes.
 
         An output's parameter `binary_data` takes precedence over the request's parameter
-        `binary_data_output`. If the request lists an output twice, the first entry counts.
+        `binary_data_output`.
         """
         default = bool(self.parameters.get("binary_data_output", False))
-        choices: dict[str, bool] = {}
-        for output in self.document.outputs:
-            own_choice = output.parameters.binary_data if output.parameters else UNSET
-            choice = default if own_choice is UNSET else own_choice
-            choices.setdefault(output.name, choice)
-        return {tensor.name for tensor in result.outputs if choices.get(tensor.name, default)}
+        chosen = {
+            name: own.binary_data
+            for name, own in self.outputs.items()
+            if own.binary_data is not UNSET
+        }
+        return {tensor.name for tensor in result.outputs if chosen.get(tensor.name, default)}
 
 
 def _check_inputs(model: Model, inputs: Sequence[Tensor]) -> None:
@@ -388,18 +388,16 @@ def classified(
     reserve(most, f"sorting output '{tensor.name}'")
     scores = tensor.array().reshape(shape[0], width)
     order = _best(scores, count)
-    classes = np.empty(order.shape, np.object_)
+    best = np.take_along_axis(scores, order, axis=1)
+    classes = []
     length = 0
-    for row, indices in enumerate(order):
-        best = zip(scores[row, indices].tolist(), indices.tolist(), strict=True)
-        for at, (score, index) in enumerate(best):
-            label = labels[index] if index < len(labels) else b""
-            classes[row, at] = _class(score, index, label)
-            length += len(classes[row, at])
+    for score, index in zip(best.ravel().tolist(), order.ravel().tolist(), strict=True):
+        label = labels[index] if index < len(labels) else b""
+        classes.append(_class(score, index, label))
+        length += len(classes[-1])
         budget.check_output(length)
-    if not is_batched:
-        classes = classes[0]
-    return Tensor.of(tensor.name, classes, "BYTES")
+    rows = order.shape if is_batched else order.shape[1:]
+    return Tensor.of(tensor.name, np.array(classes, np.object_).reshape(rows), "BYTES")
 
 
 def _best(scores: Array, count: int) -> Array:
