@@ -134,31 +134,27 @@ class Reservation:
 
     def __init__(self, account: Account | None = None, size: int = 0) -> None:
         self._account = account
-        self._size = size
-
-    @property
-    def size(self) -> int:
-        return self._size
+        self.size = size
 
     def grow(self, size: int, step: str) -> None:
         """Increase the reservation to `size` bytes. Raise PayloadTooLarge or Overloaded."""
-        missing = size - self._size
+        missing = size - self.size
         if self._account and missing > 0:
             self._account.take(missing, step)
-            self._size = size
+            self.size = size
 
     def shrink(self, size: int = 0) -> None:
         """Give back all but `size` bytes."""
-        surplus = self._size - size
+        surplus = self.size - size
         if self._account and surplus > 0:
             self._account.give_back(surplus)
-            self._size = size
+            self.size = size
 
     def add(self, other: "Reservation") -> None:
         """Take over what another reservation holds."""
         self._account = self._account or other._account
-        self._size += other._size
-        other._size = 0
+        self.size += other.size
+        other.size = 0
 
     def __enter__(self) -> "Reservation":
         return self
@@ -193,4 +189,4 @@ def collected() -> Iterator[Reservation]:
         yield reserved
     finally:
         if account:
-            reserved._size = account.size - before
+            reserved.size = account.size - before

@@ -58,8 +58,7 @@ def flat_array(name: str, datatype: str, data: Any) -> NDArray[Any]:
 
 
 # The 8-byte type to which simdjson copies numbers, by the kind of dtype that they become.
-Copied = Literal["d", "i", "u"]
-COPIES: dict[str, Copied] = {"f": "d", "i": "i", "u": "u"}
+COPIES: dict[str, Literal["d", "i", "u"]] = {"f": "d", "i": "i", "u": "u"}
 
 
 def _copied(data: simdjson.Array, dtype: np.dtype[Any]) -> NDArray[Any] | None:
@@ -167,8 +166,12 @@ WIDTHS = {
     "INT32": 12,
     "UINT32": 11,
     "INT64": 21,
+    "UINT64": 21,
+    "FP16": 16,
+    "BF16": 16,
+    "FP32": 16,
+    "FP64": 25,
 }
-WIDTHS |= {"UINT64": 21, "FP16": 16, "BF16": 16, "FP32": 16, "FP64": 25}
 
 
 def reserve_json(tensors: Sequence[Tensor], budget: Budget) -> Reservation:

@@ -18,10 +18,21 @@ from tritonclient.utils import (
 Array = NDArray[Any]
 Parameters = Mapping[str, bool | int | float | str]
 # bytes of one element
-SIZES = {"BOOL": 1}
-SIZES |= {"INT8": 1, "INT16": 2, "INT32": 4, "INT64": 8}
-SIZES |= {"UINT8": 1, "UINT16": 2, "UINT32": 4, "UINT64": 8}
-SIZES |= {"FP16": 2, "BF16": 2, "FP32": 4, "FP64": 8}
+SIZES = {
+    "BOOL": 1,
+    "INT8": 1,
+    "INT16": 2,
+    "INT32": 4,
+    "INT64": 8,
+    "UINT8": 1,
+    "UINT16": 2,
+    "UINT32": 4,
+    "UINT64": 8,
+    "FP16": 2,
+    "BF16": 2,
+    "FP32": 4,
+    "FP64": 8,
+}
 DATATYPES = {"BYTES", *SIZES}
 
 
