@@ -79,5 +79,4 @@ def read_invocation(source: Incoming) -> Body:
         source.whole(),
         generates=inference_type != "infer",
         stream=stream,
-        accept=source.header("Accept"),
     )

@@ -119,7 +119,8 @@ def check(error: ServingError) -> None:
 def body(data: bytes) -> None:
     kind, _, content = data.partition(b"\n")
     for generates, accept in ((False, ""), (True, "application/jsonlines")):
-        answer(read_body(kind.decode(TEXT), content, generates, accept=accept))
+        request = Request("id", decoder=DECODER, accept=accept)
+        answer(read_body(kind.decode(TEXT), content, generates), request)
 
 
 class Anything(Ones):
