@@ -11,6 +11,7 @@ from typing import Any
 
 MOST_NAMES = 1_000  # names allowed in one value, e.g. the classes to keep; ImageNet has 1,000
 INT64 = range(-(2**63), 2**63)
+LONGEST_NUMBER = 19  # digits of 2**63
 ALIKE = 0.75  # difflib's ratio: a less similar name is not considered a typo
 
 
@@ -39,6 +40,12 @@ def quoted(value: Any) -> str:
     """Return a caller's value for an error message, shortened if it is long, has many items or is
     deeply nested."""
     return _QUOTED.repr(value)
+
+
+def whole_number(text: str) -> int | None:
+    """Return the number that a text of at most LONGEST_NUMBER digits spells, else None."""
+    is_number = text.isascii() and text.isdigit() and len(text) <= LONGEST_NUMBER
+    return int(text) if is_number else None
 
 
 class Names(tuple[str, ...]):

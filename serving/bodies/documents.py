@@ -46,7 +46,7 @@ from serving.codecs import ROW
 from serving.errors import InvalidRequest, NotAcceptable
 from serving.job import Job, Reply, Step
 from serving.model_status.served_model import ServedModel
-from serving.named_value import unknown
+from serving.named_value import unknown, whole_number
 from serving.request import RESERVED, Request, Target
 from serving.request_memory import json_numbers
 from serving.sessions import SEQUENCE_END
@@ -54,7 +54,6 @@ from serving.triton.tensors import InferReply, Tensor
 
 # the keys of a KServe tensor: an object with none of them is an instance
 INPUT_KEYS = {"name", "shape", "datatype", "data"}
-LONGEST_NUMBER = 10  # digits of the length of a JSON header
 MOST_KEYS = 32  # keys of a document of tensors, and of each tensor: KServe defines 4 and 5
 # bytes of JSON from which simdjson is faster, because it creates no Python object per number
 LARGE = 2 * 1024
@@ -276,15 +275,12 @@ def read_binary(
 ) -> TensorBody:
     """Return a body that consists of a JSON header and binary data, or of binary data alone. Raise
     InvalidRequest."""
-    digits = (
-        header_length.isascii() and header_length.isdigit() and len(header_length) <= LONGEST_NUMBER
-    )
-    if not digits or int(header_length) > len(data):
+    size = whole_number(header_length)
+    if size is None or size > len(data):
         raise InvalidRequest(
             f"{source} must be a whole number from 0 to the body's {len(data)} bytes, the "
             f"length of the JSON before the binary tensors; got '{header_length[:40]}'"
         )
-    size = int(header_length)
     if not size:
         # all outputs are binary too
         document = schemas.Tensors(inputs=[], parameters={"binary_data_output": True})

@@ -40,6 +40,7 @@ from serving.headers import TARGET_MODEL
 from serving.model_status.served_model import ServedModel
 from serving.model_status.states import READY
 from serving.model_status.table import Entry, Rejection
+from serving.named_value import whole_number
 from serving.settings.table import ON_DEMAND
 
 PAGE = 100
@@ -250,8 +251,8 @@ def page() -> Response:
         raise InvalidRequest(
             f"next_page_token={token!r} is not a token that a previous page returned"
         ) from err
-    is_number = limit.isascii() and limit.isdigit() and len(limit) < 5
-    if not is_number or not 1 <= int(limit) <= LARGEST_PAGE:
+    most = whole_number(limit)
+    if most is None or not 1 <= most <= LARGEST_PAGE:
         raise InvalidRequest(f"limit={limit!r} must be a whole number from 1 to {LARGEST_PAGE}")
     entries = sorted(services().registry.table.look().entries.items())
     ready = [
@@ -259,7 +260,7 @@ def page() -> Response:
         for name, e in entries
         if name > after and e.state == READY
     ]
-    listed = ready[: int(limit)]
+    listed = ready[:most]
     if len(ready) == len(listed):
         return json_reply({"models": listed})
     token = base64.urlsafe_b64encode(listed[-1]["modelName"].encode()).decode()
