@@ -17,7 +17,7 @@ JSON library has its own purpose:
 """
 
 import io
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
@@ -29,7 +29,7 @@ import simdjson
 
 from clients.base import TensorSpec
 from serving.bodies import schemas
-from serving.bodies.bare import read_records, read_split, tensors_of
+from serving.bodies.bare import rows_of, tensors_of
 from serving.bodies.decoder import Item
 from serving.bodies.instances import Instances, items_of
 from serving.bodies.kserve import RawBody, TensorBody, check_misspelt, filled
@@ -111,11 +111,8 @@ class FlatBody:
             return None
         parameters = self.flat.parameters or {}
         fields = {key: value for key, value in self.document.items() if key not in NO_FIELDS}
-        if "inputs" in fields:  # one instance or a list of them
-            values = read(schemas.Inputs, self.document).inputs
-            if not isinstance(values, list):
-                values = [values]
-            return Instances(items_of(values, "inputs"), parameters, named=self.named)
+        if "inputs" in fields:
+            return read_instances(self.document, "inputs")
         if client.codec is ROW or not fields.keys().isdisjoint(client.instance_keys()):
             return Instances([Item("body", value=fields)], parameters, named=self.named)
         return None
@@ -227,9 +224,9 @@ def read_shape(
     """Return the body that an object of `length` bytes represents. Raise InvalidRequest."""
     if _are_tensors(document.get("inputs")):
         return TensorBody(_tensors(document), length)
-    for key, read_instances in BY_KEY.items():
+    for key in KEYS:
         if key in document:
-            return read_instances(document)
+            return read_instances(document, key)
     return FlatBody(document, generates, stream, length)
 
 
@@ -244,30 +241,33 @@ def _has_bare_tensors(value: Any) -> bool:
     return isinstance(value, dict) and (not value or not INPUT_KEYS.isdisjoint(value))
 
 
-def read_instances(document: dict[str, Any]) -> Instances:
-    """Read {"instances": […]}. Raise InvalidRequest or PayloadTooLarge."""
-    body = read(schemas.Instances, document)
-    items = items_of(body.instances, "instances")
-    return Instances(items, body.parameters or {}, named=body.target())
+def _payload(payload: Any, field: str) -> list[Item]:
+    if isinstance(payload, dict) and "img" in payload:
+        picture = read(schemas.Picture, payload, f"the body, {field}")
+        return [Item(f"{field}.img", value={"b64": picture.img})]
+    return [Item(field, value=payload)]
 
 
-def _payload(document: dict[str, Any]) -> Instances:
-    body = read(schemas.Payload, document)
-    item = Item("payload", value=body.payload)
-    if isinstance(body.payload, dict) and "img" in body.payload:
-        picture = read(schemas.Picture, body.payload, "the body, payload")
-        item = Item("payload.img", value={"b64": picture.img})
-    return Instances([item], body.parameters or {}, sample_shape=True, named=body.target())
-
-
-# The function that reads an object with this key, if the object contains no tensors. `instances` is
-# tried before `payload`; their Structs reject the keys of other shapes.
-BY_KEY = {
-    "instances": read_instances,
-    "payload": _payload,
-    "dataframe_split": read_split,
-    "dataframe_records": read_records,
+# For each key with instances: the shape of the object, and what makes the key's value instances.
+INSTANCES: dict[str, tuple[type[schemas.ForClient], Callable[[Any, str], list[Item]]]] = {
+    "instances": (schemas.Instances, items_of),
+    "payload": (schemas.Payload, _payload),
+    "dataframe_split": (schemas.DataframeSplit, rows_of),
+    "dataframe_records": (schemas.DataframeRecords, items_of),
+    "inputs": (schemas.Inputs, items_of),
 }
+# The keys that decide how an object without tensors is read. The first one counts; its shape
+# rejects the others.
+KEYS = ("instances", "payload", "dataframe_split", "dataframe_records")
+
+
+def read_instances(document: dict[str, Any], key: str) -> Instances:
+    """Read an object with instances under a key of INSTANCES. Raise InvalidRequest, DecodingError
+    or PayloadTooLarge."""
+    shape, make_items = INSTANCES[key]
+    body = read(shape, document)
+    items = make_items(getattr(body, key), key)
+    return Instances(items, body.parameters or {}, key == "payload", named=body.target())
 
 
 def read_binary(

@@ -93,8 +93,7 @@ class Pipeline(ApiBody, kw_only=True):
     def items(self, client: ModelClient) -> list[Item]:
         if isinstance(self.inputs, bytes):
             return [Item("body", raw=self.inputs)]
-        values = self.inputs if isinstance(self.inputs, list) else [self.inputs]
-        return items_of(values, "inputs", client.codec.part)
+        return items_of(self.inputs, "inputs", client.codec.part)
 
     def client_parameters(self, client: ModelClient) -> Mapping[str, Any]:
         own = {OURS.get(name, name): value for name, value in (self.parameters or {}).items()}

@@ -122,16 +122,18 @@ class Predictions:
     predictions: list[Any]
 
 
-def items_of(values: list[Any], field: str, part: str = "") -> list[Item]:
-    """Return an Item for each instance. A string becomes an object with the key `part` if that is
-    given. Raise InvalidRequest or PayloadTooLarge."""
+def items_of(value: Any, field: str, part: str = "") -> list[Item]:
+    """Return an Item for each instance. A value that is not a list is one instance. A string
+    becomes an object with the key `part` if that is given. Raise InvalidRequest or
+    PayloadTooLarge."""
+    values = value if isinstance(value, list) else [value]
     if not values:
         raise InvalidRequest(f"the body, '{field}' is an empty list; send one instance or more")
     check_count(len(values), MOST_INSTANCES, "instances", "send fewer at a time, or JSON lines")
     reserve(ITEM * len(values), "the instances")
     if part:
-        values = [{part: value} if isinstance(value, str) else value for value in values]
-    return [Item(field, value=value) for value in values]
+        values = [{part: each} if isinstance(each, str) else each for each in values]
+    return [Item(field, value=each) for each in values]
 
 
 class InstancesJob(Job):

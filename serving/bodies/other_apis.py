@@ -108,10 +108,9 @@ def _tokens_read(tensors: Tensors) -> int:
 def texts_of(value: str | list[Any], field: str) -> list[Item]:
     """Return a text, or each text of a list, as an instance. Raise InvalidRequest or
     PayloadTooLarge."""
-    values = [value] if isinstance(value, str) else value
-    if values and isinstance(values[0], int | list):
+    if isinstance(next(iter(value), ""), int | list):
         raise InvalidRequest(
             f"the body, '{field}' holds token ids, which mean other tokens to this model; send "
             "strings (LangChain: OpenAIEmbeddings(check_embedding_ctx_length=False))"
         )
-    return items_of(values, field)
+    return items_of(value, field)

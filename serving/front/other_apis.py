@@ -101,7 +101,7 @@ def read_by_attribute(source: Incoming) -> ApiBody:
 
 def read_predict(source: Incoming) -> Instances:
     """Parse a body of KServe v1. Raise InvalidRequest or PayloadTooLarge."""
-    return read_instances(read(dict[str, Any], source.whole()))
+    return read_instances(read(dict[str, Any], source.whole()), "instances")
 
 
 @managed
