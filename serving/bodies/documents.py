@@ -59,8 +59,6 @@ MOST_KEYS = 32  # keys of a document of tensors, and of each tensor: KServe defi
 LARGE = 2 * 1024
 # keys of a flat object that are options of the request, not fields of its instance
 NO_FIELDS = {*RESERVED, "parameters"}
-# keys by which an object is recognized as one of our shapes
-WHOLE_BODY = {"instances", "inputs", "payload", "dataframe_split", "dataframe_records"}
 SHAPES = (
     '{"instances": […]}, {"inputs": […]} with KServe v2 tensors or instances, an instance '
     'that is an object, or {"modelname": …, "payload": {"img" or "text": …}}'
@@ -109,12 +107,12 @@ class FlatBody:
         names_an_input = not names.isdisjoint(self.document)
         if client is None or (self.generates and names_an_input):
             return None
-        parameters = self.flat.parameters or {}
-        fields = {key: value for key, value in self.document.items() if key not in NO_FIELDS}
-        if "inputs" in fields:
+        if "inputs" in self.document:
             return read_instances(self.document, "inputs")
+        fields = {key: value for key, value in self.document.items() if key not in NO_FIELDS}
         if client.codec is ROW or not fields.keys().isdisjoint(client.instance_keys()):
-            return Instances([Item("body", value=fields)], parameters, named=self.named)
+            items = [Item("body", value=fields)]
+            return Instances(items, self.flat.parameters or {}, named=self.named)
         return None
 
 
@@ -256,6 +254,8 @@ INSTANCES: dict[str, tuple[type[schemas.ForClient], Callable[[Any, str], list[It
     "dataframe_records": (schemas.DataframeRecords, items_of),
     "inputs": (schemas.Inputs, items_of),
 }
+# keys by which an object is recognized as one of our shapes
+WHOLE_BODY = INSTANCES.keys()
 # The keys that decide how an object without tensors is read. The first one counts; its shape
 # rejects the others.
 KEYS = ("instances", "payload", "dataframe_split", "dataframe_records")
