@@ -69,7 +69,7 @@ SHAPES = (
 class FlatBody:
     """A flat JSON object. The answer can always be a stream. It can be a reply in one piece only if
     the body `generates` (the route is …/generate, or SAGEMAKER_TRITON_INFERENCE_TYPE says so).
-    `stream` is the media type of the stream if Accept names none."""
+    `stream` is the media type of the stream if it must be one."""
 
     document: dict[str, Any]
     generates: bool = False
@@ -85,7 +85,7 @@ class FlatBody:
         return self.flat.target()
 
     def bind(self, served: ServedModel, request: Request) -> Job:
-        if self.stream and not request.stream:
+        if self.stream:
             request = replace(request, stream=self.stream)
         if instances := self.instances(served):
             return instances.bind(served, request)

@@ -6,6 +6,7 @@ nginx forwards requests for metadata, configuration and statistics to Triton.
 
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 from flask import Blueprint, Response
@@ -25,9 +26,7 @@ from serving.request import PATH, Target
 INDEX = "/v2/repository/index"
 
 
-def kserve_routes(
-    infer: Callable[[Callable[[Incoming], Body], Target, str], Response],
-) -> Blueprint:
+def kserve_routes(infer: Callable[[Callable[[Incoming], Body], Target], Response]) -> Blueprint:
     """Return a blueprint with the routes. `infer` answers each request (predictor.py)."""
     routes = Blueprint("kserve", __name__)
 
@@ -37,15 +36,15 @@ def kserve_routes(
         Binary data needs the Content-Type application/octet-stream and the header
         Inference-Header-Content-Length, the length of the JSON in bytes.
         """
-        return infer(read_tensors, Target(PATH, name, version), "")
+        return infer(read_tensors, Target(PATH, name, version))
 
     def generate(name: str, version: str | None = None) -> Response:
         """Answer a flat JSON object with exactly one response."""
-        return infer(_read_flat, Target(PATH, name, version), "")
+        return infer(_read_flat, Target(PATH, name, version))
 
     def generate_stream(name: str, version: str | None = None) -> Response:
         """Answer a flat JSON object with any number of responses."""
-        return infer(_read_flat, Target(PATH, name, version), EVENT_STREAM)
+        return infer(partial(_read_flat, stream=EVENT_STREAM), Target(PATH, name, version))
 
     routes.add_url_rule("/v2/health/live", view_func=live, methods=["GET"])
     routes.add_url_rule("/v2/health/ready", view_func=ready, methods=["GET"])
@@ -101,5 +100,5 @@ def read_tensors(source: Incoming) -> TensorBody:
     return TensorBody(documents.read_tensors(data), len(data), is_kserve=True)
 
 
-def _read_flat(source: Incoming) -> FlatBody:
-    return FlatBody(read(dict[str, Any], source.whole()), generates=True)
+def _read_flat(source: Incoming, stream: str = "") -> FlatBody:
+    return FlatBody(read(dict[str, Any], source.whole()), generates=True, stream=stream)

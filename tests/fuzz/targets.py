@@ -280,7 +280,7 @@ def form(data: bytes) -> None:
         source = incoming()
         body = read_invocation(source)
         named = Target("the header", source.header("X-Amzn-SageMaker-Target-Model") or None)
-        answer(body, read_request(source, "", body, named))
+        answer(body, read_request(source, body, named))
 
 
 def config(data: bytes) -> None:
