@@ -83,10 +83,11 @@ def json_parts(data: bytes) -> Parts:
 
 def json_objects(parts: Parts) -> int:
     """Return how many bytes a JSON text takes when msgspec parses it."""
-    number = min(NUMBER * parts.commas, CACHED * parts.commas + DIGIT * parts.length)
+    short_numbers = CACHED * parts.commas + DIGIT * parts.length
+    numbers = min(NUMBER * parts.commas, short_numbers)
     values = OBJECT * parts.objects + LIST * parts.lists + STRING * parts.strings
     characters = parts.length if parts.is_ascii else WIDEST * parts.length
-    return values + KEY * parts.keys + number + characters
+    return values + KEY * parts.keys + numbers + characters
 
 
 def json_numbers(parts: Parts) -> int:

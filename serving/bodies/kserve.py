@@ -349,11 +349,11 @@ def filled(shape: Sequence[int], count: int) -> tuple[int, ...] | None:
     """Return the shape with its only -1 replaced so that it has `count` elements, or None if that
     is impossible."""
     fixed = math.prod(size for size in shape if size != -1)
-    if not fixed or count % fixed:
+    if not fixed or count % fixed or shape.count(-1) > 1:
         return None
     missing = count // fixed
     full = tuple(missing if size == -1 else size for size in shape)
-    return full if math.prod(full) == count and shape.count(-1) <= 1 else None
+    return full if math.prod(full) == count else None
 
 
 def check_misspelt(keys: Collection[str]) -> None:
@@ -378,15 +378,13 @@ def classified(
     """Return the `count` best classes of each row as strings of shape [rows, classes], or [classes]
     for a model without a batch dimension. The highest score comes first; for equal scores, the
     lowest index."""
-    shape = tensor.shape if is_batched else (1, *tensor.shape)
-    width = math.prod(shape[1:])
+    rows, *row = tensor.shape if is_batched else (1, *tensor.shape)
+    width = math.prod(row)
     count = min(count, width)
-    check_count(
-        shape[0] * count, MOST_STRINGS, f"classes of output '{tensor.name}'", "ask for fewer"
-    )
-    most = SORTED * shape[0] * width + tensor_strings(shape[0] * count, 0)
-    reserve(most, f"sorting output '{tensor.name}'")
-    scores = tensor.array().reshape(shape[0], width)
+    check_count(rows * count, MOST_STRINGS, f"classes of output '{tensor.name}'", "ask for fewer")
+    sorting = SORTED * rows * width
+    reserve(sorting + tensor_strings(rows * count, 0), f"sorting output '{tensor.name}'")
+    scores = tensor.array().reshape(rows, width)
     order = _best(scores, count)
     best = np.take_along_axis(scores, order, axis=1)
     classes = []
@@ -396,16 +394,20 @@ def classified(
         classes.append(_class(score, index, label))
         length += len(classes[-1])
         budget.check_output(length)
-    rows = order.shape if is_batched else order.shape[1:]
-    return Tensor.of(tensor.name, np.array(classes, np.object_).reshape(rows), "BYTES")
+    array = np.array(classes, np.object_)
+    if is_batched:
+        array = array.reshape(order.shape)
+    return Tensor.of(tensor.name, array, "BYTES")
 
 
 def _best(scores: Array, count: int) -> Array:
     """Return the indices of the `count` highest scores in each row, the highest first. Of equal
     scores, the one with the lowest index comes first."""
     # a stable sort of the mirrored row orders equal scores by descending index
-    mirrored = np.argsort(scores[:, ::-1], axis=1, kind="stable")
-    return scores.shape[1] - 1 - mirrored[:, ::-1][:, :count]
+    ascending = np.argsort(scores[:, ::-1], axis=1, kind="stable")
+    best = ascending[:, ::-1][:, :count]
+    last = scores.shape[1] - 1
+    return last - best
 
 
 def _class(score: float, index: int, label: bytes) -> bytes:
