@@ -10,6 +10,7 @@ from serving.bodies import schemas
 from serving.bodies.decoder import Item
 from serving.bodies.instances import Instances, items_of
 from serving.bodies.kserve import TensorBody, only_input
+from serving.bodies.schemas import JsonObject
 from serving.bodies.values import flattened, types_of
 from serving.budget import MOST_DIMENSIONS, in_time
 from serving.codecs import ROW
@@ -40,7 +41,7 @@ class BareBody:
 
 
 def tensors_of(
-    served: ServedModel, value: Any, length: int, parameters: dict[str, Any] | None = None
+    served: ServedModel, value: Any, length: int, parameters: JsonObject | None = None
 ) -> TensorBody:
     """Convert nested lists to the tensor of the model's only input, or an object {input: nested
     lists} to several tensors. The body has `length` bytes. Raise InvalidRequest."""

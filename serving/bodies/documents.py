@@ -33,7 +33,7 @@ from serving.bodies.bare import rows_of, tensors_of
 from serving.bodies.decoder import Item
 from serving.bodies.instances import Instances, items_of
 from serving.bodies.kserve import RawBody, TensorBody, check_misspelt, filled
-from serving.bodies.schemas import read
+from serving.bodies.schemas import JsonObject, read
 from serving.bodies.values import (
     flat_array,
     json_values,
@@ -71,7 +71,7 @@ class FlatBody:
     the body `generates` (the route is …/generate, or SAGEMAKER_TRITON_INFERENCE_TYPE says so).
     `stream` is the media type of the stream if it must be one."""
 
-    document: dict[str, Any]
+    document: JsonObject
     generates: bool = False
     stream: str = ""
     length: int = 0  # the body's size in bytes
@@ -182,7 +182,7 @@ class FlatJob(Job):
     def line(self, result: InferReply) -> bytes:
         """Return the reply in the format of Triton's generate: a value or a flat list for each
         output, with sorted keys."""
-        fields: dict[str, Any] = {}
+        fields: JsonObject = {}
         with reserve_json(result.outputs, self.request.budget):
             for tensor in result.outputs:
                 values = json_values(tensor)
@@ -212,12 +212,12 @@ def read_object(data: bytes, generates: bool = False, stream: str = "") -> Shape
     if tensors := _large_tensors(data):
         return TensorBody(tensors, len(data))
     hint = f"; send JSON of one of the shapes {SHAPES}"
-    document = read(dict[str, Any], data, hint=hint)
+    document = read(JsonObject, data, hint=hint)
     return read_shape(document, len(data), generates, stream)
 
 
 def read_shape(
-    document: dict[str, Any], length: int, generates: bool = False, stream: str = ""
+    document: JsonObject, length: int, generates: bool = False, stream: str = ""
 ) -> Shape:
     """Return the body that an object of `length` bytes represents. Raise InvalidRequest."""
     if _are_tensors(document.get("inputs")):
@@ -261,7 +261,7 @@ WHOLE_BODY = INSTANCES.keys()
 KEYS = ("instances", "payload", "dataframe_split", "dataframe_records")
 
 
-def read_instances(document: dict[str, Any], key: str) -> Instances:
+def read_instances(document: JsonObject, key: str) -> Instances:
     """Read an object with instances under a key of INSTANCES. Raise InvalidRequest, DecodingError
     or PayloadTooLarge."""
     shape, make_items = INSTANCES[key]
@@ -294,10 +294,10 @@ def read_tensors(data: bytes, subject: str = "the body") -> schemas.Tensors:
     tensors = _large_tensors(data)
     if tensors:
         return tensors
-    return _tensors(read(dict[str, Any], data, subject), subject)
+    return _tensors(read(JsonObject, data, subject), subject)
 
 
-def _tensors(document: dict[str, Any], subject: str = "the body") -> schemas.Tensors:
+def _tensors(document: JsonObject, subject: str = "the body") -> schemas.Tensors:
     check_misspelt(document)
     return read(schemas.Tensors, document, subject)
 
@@ -332,7 +332,7 @@ def _parsed(data: bytes) -> schemas.Tensors | None:
     return tensors if are_arrays else None
 
 
-def _members(value: Any, kept: str) -> dict[str, Any]:
+def _members(value: Any, kept: str) -> JsonObject:
     """Return the members of an object, all but the one called `kept` as Python objects. Raise
     ValueError if the object has more than MOST_KEYS keys or a duplicate key: simdjson searches for
     each key from the beginning, and finds only the first of two equal ones."""

@@ -10,7 +10,7 @@ from clients.base import ModelClient
 from serving.bodies.decoder import Item
 from serving.bodies.instances import Predictions, items_of
 from serving.bodies.other_apis import ApiBody, ApiJob, Direction, Texts
-from serving.bodies.schemas import Count, read
+from serving.bodies.schemas import Count, JsonObject, read
 from serving.errors import InvalidRequest
 from serving.job import Job
 from serving.model_status.served_model import ServedModel
@@ -70,7 +70,7 @@ class Pipeline(ApiBody, kw_only=True):
     """
 
     inputs: Any
-    parameters: dict[str, Any] | None = None
+    parameters: JsonObject | None = None
     truncate: bool | None = None
     normalize: bool | None = None
     dimensions: Count | None = None
@@ -169,7 +169,7 @@ class Similarity(ApiBody, kw_only=True):
     """Return the cosine similarity of a sentence and each of the others."""
 
     inputs: Sentences
-    parameters: dict[str, Any] | None = None
+    parameters: JsonObject | None = None
     tasks: ClassVar[tuple[str, ...]] = ("embedding",)
 
     def items(self, client: ModelClient) -> list[Item]:

@@ -20,6 +20,7 @@ from msgspec import UNSET
 
 from clients.base import Model, TensorSpec
 from serving.bodies import schemas
+from serving.bodies.schemas import JsonObject
 from serving.bodies.tabular import tensor_reply
 from serving.bodies.values import (
     check_shape,
@@ -284,7 +285,7 @@ def write_reply(
 ) -> bytes:
     """Return the JSON of a KServe v2 reply. Outputs named in `binary` have the size of their data
     in place of the data. Raise PayloadTooLarge before anything is written."""
-    document: dict[str, Any] = {"id": own_id} if own_id else {}
+    document: JsonObject = {"id": own_id} if own_id else {}
     document |= {"model_name": served.public_name, "model_version": reply.version}
     if reply.parameters:
         document["parameters"] = dict(reply.parameters)
@@ -292,7 +293,7 @@ def write_reply(
     text.write(orjson.dumps({**document, "outputs": []})[:-2])
     with reserve_json([tensor for tensor in reply.outputs if tensor.name not in binary], budget):
         for number, tensor in enumerate(reply.outputs):
-            about: dict[str, Any] = {"name": tensor.name, "datatype": tensor.datatype}
+            about: JsonObject = {"name": tensor.name, "datatype": tensor.datatype}
             about["shape"] = tensor.shape
             if tensor.name in binary:
                 about["parameters"] = {"binary_data_size": len(tensor.data)}

@@ -11,7 +11,7 @@ from msgspec import Meta, Struct
 from clients.base import ModelClient, Tensors
 from serving.bodies.decoder import Item
 from serving.bodies.instances import Instances, InstancesJob, Predictions, as_items, items_of, total
-from serving.bodies.schemas import read
+from serving.bodies.schemas import JsonObject, read
 from serving.budget import MOST_INSTANCES
 from serving.errors import InvalidRequest
 from serving.job import Job, Step
@@ -19,7 +19,7 @@ from serving.model_status.served_model import ServedModel
 from serving.request import Request, Target
 from serving.triton.tensors import InferReply
 
-TEXT: dict[str, Any] = {"type": "string"}
+TEXT: JsonObject = {"type": "string"}
 TEXTS = Meta(extra_json_schema={"items": TEXT, "minItems": 1, "maxItems": MOST_INSTANCES})
 Texts = str | Annotated[list[Any], TEXTS]
 # Where tokenizers cut a text. Generators of clients refuse an enum of "right" and "Right".

@@ -22,7 +22,7 @@ from serving.bodies.libsvm import LibsvmBody
 from serving.bodies.lines import LINES_TYPES, JsonLines
 from serving.bodies.npy import NPY_MAGIC, NpyBody
 from serving.bodies.other_apis import ApiBody
-from serving.bodies.schemas import BOM, read
+from serving.bodies.schemas import BOM, JsonObject, read
 from serving.bodies.tables import CsvBody, read_csv
 from serving.codecs import FORM
 from serving.errors import InvalidRequest, PayloadTooLarge
@@ -102,12 +102,12 @@ def _read_json(data: bytes, generates: bool, stream: str) -> Body:
     return read_object(data, generates, stream)
 
 
-def _object_in_text(data: bytes) -> dict[str, Any] | None:
+def _object_in_text(data: bytes) -> JsonObject | None:
     """Return the JSON object in a text or CSV body, or None if it has none of WHOLE_BODY's keys."""
     if not OBJECT.match(data):
         return None
     with suppress(InvalidRequest, PayloadTooLarge):
-        document = read(dict[str, Any], data)
+        document = read(JsonObject, data)
         if not WHOLE_BODY.isdisjoint(document):
             return document
     return None

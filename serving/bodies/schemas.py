@@ -22,6 +22,7 @@ from serving.request import NAME_KEYS, VERSION_KEY, Target
 from serving.triton.tensors import DATATYPES
 
 Type = TypeVar("Type")
+JsonObject = dict[str, Any]
 SCALAR = Meta(extra_json_schema={"type": ["boolean", "integer", "number", "string"]})
 Parameters = dict[str, Annotated[Any, SCALAR]]
 Size = Annotated[int, Meta(ge=0, le=2**63 - 1)]
@@ -50,7 +51,7 @@ class Named(Struct, kw_only=True):
 class ForClient(Named, kw_only=True, forbid_unknown_fields=True):
     """A body for a model with a client."""
 
-    parameters: dict[str, Any] | None = None
+    parameters: JsonObject | None = None
 
 
 class Instances(ForClient, kw_only=True):
@@ -84,7 +85,7 @@ class DataframeSplit(ForClient, kw_only=True):
 class DataframeRecords(ForClient, kw_only=True):
     """Rows of a table, each by its columns, as MLflow's clients send them."""
 
-    dataframe_records: list[dict[str, Any]]
+    dataframe_records: list[JsonObject]
 
 
 class Payload(ForClient, kw_only=True):

@@ -7,7 +7,6 @@ nginx forwards requests for metadata, configuration and statistics to Triton.
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
-from typing import Any
 
 from flask import Blueprint, Response
 
@@ -15,7 +14,7 @@ from serving.bodies import documents
 from serving.bodies.documents import FlatBody, read_binary
 from serving.bodies.kserve import HEADER_LENGTH, TensorBody
 from serving.bodies.reading import Body
-from serving.bodies.schemas import RepositoryIndex, read
+from serving.bodies.schemas import JsonObject, RepositoryIndex, read
 from serving.front.incoming import Incoming, incoming
 from serving.front.models import managed
 from serving.front.replies import json_reply
@@ -101,4 +100,4 @@ def read_tensors(source: Incoming) -> TensorBody:
 
 
 def _read_flat(source: Incoming, stream: str = "") -> FlatBody:
-    return FlatBody(read(dict[str, Any], source.whole()), generates=True, stream=stream)
+    return FlatBody(read(JsonObject, source.whole()), generates=True, stream=stream)

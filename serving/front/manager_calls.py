@@ -2,10 +2,10 @@
 
 import time
 from http import HTTPStatus
-from typing import Any
 
 import orjson
 
+from serving.bodies.schemas import JsonObject
 from serving.budget import seconds_left
 from serving.errors import ModelNotFound, ModelNotReady, rebuilt
 from serving.host.network import ask
@@ -23,7 +23,7 @@ NOT_LISTENING = (BlockingIOError, ConnectionRefusedError, FileNotFoundError)
 
 def ask_manager(
     settings: Settings, method: str, path: str, seconds: float, **fields: str
-) -> dict[str, Any]:
+) -> JsonObject:
     """Send a request to the model manager, and return its reply. If the manager is just starting,
     wait for it. Raise the error that it returns, or ModelNotReady."""
     try:
@@ -49,7 +49,7 @@ def want_model(settings: Settings, name: str) -> None:
 
 def _exchange(
     settings: Settings, method: str, path: str, seconds: float, **fields: str
-) -> dict[str, Any]:
+) -> JsonObject:
     """Send a request to the model manager, and return its reply. Raise the error that it returns,
     or OSError."""
     # The manager does not read the body of a GET, and closing a socket with unread bytes resets the
@@ -66,7 +66,7 @@ def _exchange(
             if time.monotonic() > end:
                 raise
             time.sleep(PAUSE)
-    answer: dict[str, Any] = orjson.loads(reply)
+    answer: JsonObject = orjson.loads(reply)
     if status != HTTPStatus.OK:
         raise rebuilt(**answer)
     return answer

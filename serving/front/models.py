@@ -14,14 +14,13 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from functools import wraps
 from http import HTTPStatus
-from typing import Any
 
 from flask import Blueprint, Response, abort
 from prometheus_client import Counter
 
 from serving import VERSION
 from serving.bodies.examples import try_example
-from serving.bodies.schemas import Load, read
+from serving.bodies.schemas import JsonObject, Load, read
 from serving.clients import source_of
 from serving.errors import (
     Forbidden,
@@ -125,14 +124,14 @@ def models() -> Response:
             {"version": e.version, "state": e.state or "UNAVAILABLE", "reason": e.reason}
             for e in entries
         ]
-        description: dict[str, Any] = {"name": name, "versions": versions}
+        description: JsonObject = {"name": name, "versions": versions}
         if is_on_demand and name in table.entries:
             description |= _use_of(table.entries[name])
         try:
             described.append(description | _describe(registry.get(name)))
         except ServingError as err:
             described.append(description | {"error": str(err)})
-    document: dict[str, Any] = {"models": described, "version": VERSION}
+    document: JsonObject = {"models": described, "version": VERSION}
     if refused := [_refused(rejection) for rejection in table.rejected if rejection.is_current()]:
         document["refused"] = refused
     if is_on_demand:
@@ -142,14 +141,14 @@ def models() -> Response:
     return json_reply(document)
 
 
-def _refused(rejection: Rejection) -> dict[str, Any]:
+def _refused(rejection: Rejection) -> JsonObject:
     refused = {"models": sorted(rejection.folders), "reasons": rejection.reasons}
     if rejection.until == math.inf:
         return refused
     return refused | {"retried_in": round(rejection.until - time.monotonic(), 1)}
 
 
-def _use_of(entry: Entry) -> dict[str, Any]:
+def _use_of(entry: Entry) -> JsonObject:
     """Return the state of a model that is loaded on demand, how much memory it takes, and how many
     seconds ago its last call ended."""
     idle = time.monotonic() - services().admission.leases.last_use(entry.column)
@@ -157,10 +156,10 @@ def _use_of(entry: Entry) -> dict[str, Any]:
     return {"state": entry.state, "bytes": size, "idle_seconds": round(idle, 1)}
 
 
-def _describe(served: ServedModel) -> dict[str, Any]:
+def _describe(served: ServedModel) -> JsonObject:
     client = served.client
     model = served.model
-    description: dict[str, Any] = {"engine": served.engine}
+    description: JsonObject = {"engine": served.engine}
     if served.engine_reason:
         description["engine_reason"] = served.engine_reason
     description |= {

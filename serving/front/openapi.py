@@ -12,7 +12,6 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 from flask import Blueprint, Response, current_app, send_from_directory
 from msgspec.json import schema_components
@@ -29,6 +28,7 @@ from serving.bodies.schemas import (
     Flat,
     Inputs,
     Instances,
+    JsonObject,
     Load,
     Payload,
     RepositoryIndex,
@@ -44,11 +44,10 @@ from serving.front.services import services
 from serving.headers import CSV, EVENT_STREAM, JSON_TYPE, NPY_TYPE, TARGET_MODEL
 from serving.request import NAME_KEYS, VERSION_KEY
 
-Json = dict[str, Any]
-TEXT: Json = {"type": "string"}
-FILE: Json = {"type": "string", "format": "binary", "minLength": 1}
-SOME_TEXT: Json = {"type": "string", "minLength": 1}
-OBJECT: Json = {"type": "object"}
+TEXT: JsonObject = {"type": "string"}
+FILE: JsonObject = {"type": "string", "format": "binary", "minLength": 1}
+SOME_TEXT: JsonObject = {"type": "string", "minLength": 1}
+OBJECT: JsonObject = {"type": "object"}
 # the shapes of a body of /invocations besides Instances
 SHAPES = (Inputs, DataframeRecords, DataframeSplit, Payload, Tensors, Flat)
 APIS = {shown_path(rule): body for rule, body in BODIES.items()}
@@ -67,7 +66,7 @@ def openapi() -> Response:
     """Return the API of this server as OpenAPI 3.1."""
     clients = {name: client_class(name) for name in client_names()}
     codes = _codes()
-    paths: dict[str, Json] = {}
+    paths: dict[str, JsonObject] = {}
     for path, rule in public_routes():
         text = inspect.getdoc(current_app.view_functions[rule.endpoint]) or ""
         form = OPENAI_FORM if OPENAI.match(path) else ""
@@ -98,7 +97,7 @@ def _codes() -> dict[str, list[str]]:
     return dict(sorted(codes.items()))
 
 
-def _error_responses(codes: Mapping[str, Sequence[str]]) -> Json:
+def _error_responses(codes: Mapping[str, Sequence[str]]) -> JsonObject:
     """Return the responses for each status, in our format and in OpenAI's."""
     responses = {}
     for form in ("", OPENAI_FORM):
@@ -109,15 +108,15 @@ def _error_responses(codes: Mapping[str, Sequence[str]]) -> Json:
     return responses
 
 
-def _operation(path: str, method: str, text: str, clients: Json) -> Json:
+def _operation(path: str, method: str, text: str, clients: JsonObject) -> JsonObject:
     summary, _, more = text.partition("\n")
     tag = "operations" if path in ("/ping", "/metrics", "/execution-parameters") else "models"
     tag = "kserve" if path.startswith("/v2/") else tag
     tag = "other_apis" if path in APIS or path.startswith("/v1/") else tag
-    reply: Json = {"description": "the answer"}
+    reply: JsonObject = {"description": "the answer"}
     if path != "/ping" and method != "DELETE":
         reply["content"] = _reply(path, method)
-    operation: Json = {
+    operation: JsonObject = {
         "operationId": "_".join([method.lower(), *re.findall(r"\w+", path)]),
         "tags": [tag],
         "summary": summary,
@@ -132,7 +131,7 @@ def _operation(path: str, method: str, text: str, clients: Json) -> Json:
     return operation
 
 
-def _parameters(path: str, method: str) -> Iterator[Json]:
+def _parameters(path: str, method: str) -> Iterator[JsonObject]:
     for name in re.findall(r"{(\w+)}", path):
         yield {"name": name, "in": "path", "required": True, "schema": TEXT}
     if path == "/invocations":
@@ -151,7 +150,7 @@ def _parameters(path: str, method: str) -> Iterator[Json]:
         }
 
 
-def _body(path: str, clients: Json) -> Json:
+def _body(path: str, clients: JsonObject) -> JsonObject:
     if body := JSON_BODIES.get(path):
         content = {JSON_TYPE: {"schema": _reference(f"schemas/{body.__name__}")}}
         if body is Pipeline:
@@ -183,21 +182,21 @@ def _body(path: str, clients: Json) -> Json:
     return {JSON_TYPE: {"schema": schema, "examples": examples}} | files
 
 
-def _reply(path: str, method: str) -> Json:
+def _reply(path: str, method: str) -> JsonObject:
     if path == "/metrics":
         return {CONTENT_TYPE_PLAIN_0_0_4: {"schema": TEXT}}
     if path.startswith("/examples/"):
         return {"*/*": {"schema": {}}}
     if path in APIS or path == INDEX:
         return {JSON_TYPE: {"schema": {}}}  # some are lists
-    stream: Json = {EVENT_STREAM: {"schema": TEXT}}
+    stream: JsonObject = {EVENT_STREAM: {"schema": TEXT}}
     if path.endswith("/generate_stream"):
         return stream
-    whole: Json = {JSON_TYPE: {"schema": OBJECT}}
+    whole: JsonObject = {JSON_TYPE: {"schema": OBJECT}}
     return whole | stream if method == "POST" and path != "/models" else whole
 
 
-def _schemas(clients: Json) -> dict[str, Json]:
+def _schemas(clients: JsonObject) -> dict[str, JsonObject]:
     """Return the schemas of an error, of each shape of a JSON body, and of each client's
     instances."""
     shapes = (*SHAPES, Instances, *dict.fromkeys(JSON_BODIES.values()))
@@ -240,7 +239,7 @@ def _schemas(clients: Json) -> dict[str, Json]:
     return schemas
 
 
-def _reference(name: str) -> Json:
+def _reference(name: str) -> JsonObject:
     return {"$ref": f"#/components/{name}"}
 
 

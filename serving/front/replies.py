@@ -13,6 +13,7 @@ from flask import Response, current_app
 from werkzeug.exceptions import HTTPException
 from werkzeug.routing import Rule
 
+from serving.bodies.schemas import JsonObject
 from serving.errors import (
     InvalidRequest,
     MethodNotAllowed,
@@ -64,7 +65,7 @@ def _reply(error: ServingError) -> Response:
         fields["error"] += f" [{state}]"
     if error.status == HTTPStatus.INTERNAL_SERVER_ERROR:
         log.error(fields["error"], exc_info=error)
-    document: dict[str, Any] = {**fields, "request_id": incoming().id}
+    document: JsonObject = {**fields, "request_id": incoming().id}
     if OPENAI.match(incoming().path):
         document = {"error": _openai_error(fields, error.status)}
     response = json_reply(document, error.status)
