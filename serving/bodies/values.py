@@ -10,7 +10,6 @@ from typing import Any, Literal
 import numpy as np
 import orjson
 import simdjson
-from numpy.typing import NDArray
 
 from serving.budget import (
     AT_ONCE,
@@ -29,13 +28,13 @@ from serving.errors import InvalidRequest
 from serving.named_value import INT64, quoted
 from serving.request_memory import ESCAPED, WRITTEN, Reservation, reserve, tensor_strings
 from serving.sessions import SEQUENCE_PARAMETERS, Sequencing
-from serving.triton.tensors import Parameters, Tensor, numpy_dtype
+from serving.triton.tensors import Array, Parameters, Tensor, numpy_dtype
 
 # The types of JSON values that are allowed for a datatype, by the kind of its numpy dtype.
 TYPES: dict[str, set[type]] = {"b": {bool}, "i": {int}, "u": {int}, "f": {int, float}, "O": {str}}
 
 
-def flat_array(name: str, datatype: str, data: Any) -> NDArray[Any]:
+def flat_array(name: str, datatype: str, data: Any) -> Array:
     """Convert JSON values, nested or flat, to a flat array of the datatype (float32 for BF16).
     Raise InvalidRequest, PayloadTooLarge or TooLate."""
     dtype = np.dtype(np.float32) if datatype == "BF16" else numpy_dtype(datatype)
@@ -61,7 +60,7 @@ def flat_array(name: str, datatype: str, data: Any) -> NDArray[Any]:
 COPIES: dict[str, Literal["d", "i", "u"]] = {"f": "d", "i": "i", "u": "u"}
 
 
-def _copied(data: simdjson.Array, dtype: np.dtype[Any]) -> NDArray[Any] | None:
+def _copied(data: simdjson.Array, dtype: np.dtype[Any]) -> Array | None:
     """Return the numbers of an array, nested or flat, or None if one of them does not fit the
     dtype."""
     if dtype.kind not in COPIES:
@@ -73,7 +72,7 @@ def _copied(data: simdjson.Array, dtype: np.dtype[Any]) -> NDArray[Any] | None:
         return None
 
 
-def fitted(numbers: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any] | None:
+def fitted(numbers: Array, dtype: np.dtype[Any]) -> Array | None:
     """Convert numbers to the dtype. Return None if one of them does not fit. Infinity and NaN are
     kept."""
     try:
@@ -85,7 +84,7 @@ def fitted(numbers: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any] | None:
     return cast if is_same else None
 
 
-def _numbers(name: str, datatype: str, values: list[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
+def _numbers(name: str, datatype: str, values: list[Any], dtype: np.dtype[Any]) -> Array:
     limits = np.iinfo(dtype) if dtype.kind in "iu" else None
     numbers = np.empty(len(values), dtype)
     start = 0
