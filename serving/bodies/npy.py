@@ -83,8 +83,7 @@ def _fills(shape: tuple[int, ...], itemsize: int, size: int) -> bool:
 
 
 def _fitted(array: Array, spec: TensorSpec, max_batch_size: int) -> Array:
-    datatype = "FP32" if spec.datatype == "BF16" else spec.datatype
-    dtype = numpy_dtype(datatype)
+    dtype = numpy_dtype(spec.datatype)
     if spec.datatype == "BYTES" and array.dtype.kind in "SU":
         check_count(array.size, MOST_STRINGS, "strings")
         reserve(tensor_strings(array.size, array.nbytes), "the strings of the npy file")

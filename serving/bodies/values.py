@@ -35,9 +35,9 @@ TYPES: dict[str, set[type]] = {"b": {bool}, "i": {int}, "u": {int}, "f": {int, f
 
 
 def flat_array(name: str, datatype: str, data: Any) -> Array:
-    """Convert JSON values, nested or flat, to a flat array of the datatype (float32 for BF16).
-    Raise InvalidRequest, PayloadTooLarge or TooLate."""
-    dtype = np.dtype(np.float32) if datatype == "BF16" else numpy_dtype(datatype)
+    """Convert JSON values, nested or flat, to a flat array of the datatype. Raise InvalidRequest,
+    PayloadTooLarge or TooLate."""
+    dtype = numpy_dtype(datatype)
     if isinstance(data, simdjson.Array):
         if (numbers := _copied(data, dtype)) is not None:
             return numbers
@@ -53,7 +53,10 @@ def flat_array(name: str, datatype: str, data: Any) -> Array:
         check_count(len(values), MOST_STRINGS, "strings")
         reserve(tensor_strings(len(values), sum(map(len, values))), "the strings of a tensor")
         return np.array([value.encode() for value in values], dtype=np.object_)
-    return _numbers(name, datatype, values, dtype)
+    numbers = _numbers(values, dtype)
+    if numbers is None:
+        raise out_of_range(name, datatype, dtype)
+    return numbers
 
 
 # The 8-byte type to which simdjson copies numbers, by the kind of dtype that they become.
@@ -84,7 +87,8 @@ def fitted(numbers: Array, dtype: np.dtype[Any]) -> Array | None:
     return cast if is_same else None
 
 
-def _numbers(name: str, datatype: str, values: list[Any], dtype: np.dtype[Any]) -> Array:
+def _numbers(values: list[Any], dtype: np.dtype[Any]) -> Array | None:
+    """Convert Python's numbers to the dtype. Return None if one of them does not fit."""
     limits = np.iinfo(dtype) if dtype.kind in "iu" else None
     numbers = np.empty(len(values), dtype)
     start = 0
@@ -92,13 +96,13 @@ def _numbers(name: str, datatype: str, values: list[Any], dtype: np.dtype[Any]) 
         with np.errstate(over="raise"):
             for some in portions(values):
                 if limits and not limits.min <= min(some) <= max(some) <= limits.max:
-                    raise out_of_range(name, datatype, dtype)
+                    return None
                 numbers[start : start + len(some)] = np.array(some, dtype=dtype)
                 start += len(some)
             return numbers
     # OverflowError is raised for whole numbers of more than 308 digits
-    except (FloatingPointError, OverflowError) as err:
-        raise out_of_range(name, datatype, dtype) from err
+    except (FloatingPointError, OverflowError):
+        return None
 
 
 def out_of_range(name: str, datatype: str, dtype: np.dtype[Any]) -> InvalidRequest:
