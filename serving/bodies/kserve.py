@@ -124,6 +124,8 @@ class TensorJob(Job):
         """Return the reply. If an output is requested as classes, replace it with its classes.
         Raise InvalidRequest or PayloadTooLarge."""
         reply = replies[-1]
+        if not self.classes:
+            return reply
         return replace(reply, outputs=tuple(map(self._with_classes, reply.outputs)))
 
     def _with_classes(self, tensor: Tensor) -> Tensor:
