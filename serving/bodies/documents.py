@@ -140,9 +140,8 @@ class FlatJob(Job):
         """Return the job's only step. Each input is a value or a list, and becomes one row, as in
         Triton's generate."""
         model = self.served.model
-        session = self.session
         reserved = NO_FIELDS | {"id"}
-        if session:
+        if self.session:
             reserved |= {SEQUENCE_END}
         specs = {spec.name: spec for spec in model.inputs}
         inputs = []
@@ -158,9 +157,7 @@ class FlatJob(Job):
             keys = sorted(islice(parameters, 8))
             names = ", ".join(specs)
             raise InvalidRequest(f"none of {keys} is an input of model '{model.name}': {names}")
-        checked = request_parameters(parameters | self.parameters, self.served.sequencing)
-        flags = session.parameters() if session else {}
-        return Step(inputs, {**checked, **flags})
+        return Step(inputs, request_parameters(self, parameters | self.parameters))
 
     def _input(self, spec: TensorSpec, value: Any) -> Tensor:
         """Return an input of the declared shape if the values fit it, else a flat list."""

@@ -115,9 +115,7 @@ class TensorJob(Job):
         forwarded = {
             name: value for name, value in self.parameters.items() if name != "binary_data_output"
         }
-        parameters = request_parameters(forwarded, self.served.sequencing)
-        if self.session:
-            parameters = {**parameters, **self.session.parameters()}
+        parameters = request_parameters(self, forwarded)
         return Step(self.body.inputs(self), parameters, tuple(self.outputs))
 
     def finish(self, step: Step, replies: Sequence[InferReply]) -> InferReply:

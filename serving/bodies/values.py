@@ -25,9 +25,10 @@ from serving.budget import (
 )
 from serving.codecs import describe
 from serving.errors import InvalidRequest
+from serving.job import Job
 from serving.named_value import INT64, quoted
 from serving.request_memory import ESCAPED, WRITTEN, Reservation, reserve, tensor_strings
-from serving.sessions import SEQUENCE_PARAMETERS, Sequencing
+from serving.sessions import SEQUENCE_PARAMETERS
 from serving.triton.tensors import Array, Parameters, Tensor, numpy_dtype
 
 # The types of JSON values that are allowed for a datatype, by the kind of its numpy dtype.
@@ -246,10 +247,11 @@ OWN_PREFIX = "triton_"
 OWN_FLAG = "triton_enable_empty_final_response"
 
 
-def request_parameters(parameters: Mapping[str, Any], sequencing: Sequencing | None) -> Parameters:
-    """Return the parameters to send to Triton. Leave out those of sequences if the model has no
-    sequences. Raise InvalidRequest or PayloadTooLarge."""
+def request_parameters(job: Job, parameters: Mapping[str, Any]) -> Parameters:
+    """Return the parameters to send to Triton, with those of the job's session. Leave out those of
+    sequences if the model has no sequences. Raise InvalidRequest or PayloadTooLarge."""
     check_count(len(parameters), MOST_NAMED, "parameters")
+    sequencing = job.served.sequencing
     checked: dict[str, bool | int | float | str] = {}
     for name, value in parameters.items():
         if name not in SEQUENCE_PARAMETERS:
@@ -257,6 +259,8 @@ def request_parameters(parameters: Mapping[str, Any], sequencing: Sequencing | N
             checked[name] = value
         elif sequencing:
             checked[name] = sequencing.read(name, value)
+    if job.session:
+        checked |= job.session.parameters()
     return checked
 
 
