@@ -53,6 +53,7 @@ SHAPES = (Inputs, DataframeRecords, DataframeSplit, Payload, Tensors, Flat)
 APIS = {shown_path(rule): body for rule, body in BODIES.items()}
 # the bodies of routes that accept only one shape
 JSON_BODIES: dict[str, type] = {**APIS, "/models": Load, INDEX: RepositoryIndex}
+OPERATIONS = ("/ping", "/metrics", "/execution-parameters")
 OPENAI_FORM = "OpenAI"  # the prefix of the names of responses in OpenAI's format
 SWAGGER_UI = ("swagger-ui.css", "swagger-ui-bundle.js")
 
@@ -110,15 +111,12 @@ def _error_responses(codes: Mapping[str, Sequence[str]]) -> JsonObject:
 
 def _operation(path: str, method: str, text: str, clients: JsonObject) -> JsonObject:
     summary, _, more = text.partition("\n")
-    tag = "operations" if path in ("/ping", "/metrics", "/execution-parameters") else "models"
-    tag = "kserve" if path.startswith("/v2/") else tag
-    tag = "other_apis" if path in APIS or path.startswith("/v1/") else tag
     reply: JsonObject = {"description": "the answer"}
     if path != "/ping" and method != "DELETE":
         reply["content"] = _reply(path, method)
     operation: JsonObject = {
         "operationId": "_".join([method.lower(), *re.findall(r"\w+", path)]),
-        "tags": [tag],
+        "tags": [_tag(path)],
         "summary": summary,
         "responses": {"200": reply},
     }
@@ -129,6 +127,14 @@ def _operation(path: str, method: str, text: str, clients: JsonObject) -> JsonOb
     if method == "POST" and path != "/ping":
         operation["requestBody"] = {"required": path != INDEX, "content": _body(path, clients)}
     return operation
+
+
+def _tag(path: str) -> str:
+    if path in APIS or path.startswith("/v1/"):
+        return "other_apis"
+    if path.startswith("/v2/"):
+        return "kserve"
+    return "operations" if path in OPERATIONS else "models"
 
 
 def _parameters(path: str, method: str) -> Iterator[JsonObject]:
@@ -208,14 +214,9 @@ def _schemas(clients: JsonObject) -> dict[str, JsonObject]:
     for schema in (*schemas.values(), of_instances):
         if schema.get("properties", {}).keys() >= {*NAME_KEYS}:
             schema["not"] = {"required": [*NAME_KEYS]}
-    error = dict.fromkeys(("error", "code", "request_id"), TEXT)
-    schemas["Error"] = OBJECT | {"properties": error, "required": [*error]}
-    error = dict.fromkeys(("message", "type", "code"), TEXT)
-    inner = OBJECT | {"properties": error, "required": [*error]}
-    schemas[f"{OPENAI_FORM}Error"] = OBJECT | {
-        "properties": {"error": inner},
-        "required": ["error"],
-    }
+    schemas["Error"] = _object(error=TEXT, code=TEXT, request_id=TEXT)
+    error = _object(message=TEXT, type=TEXT, code=TEXT)
+    schemas[f"{OPENAI_FORM}Error"] = _object(error=error)
     for name, client in clients.items():
         # No defaults, because a generated client would send all of them. A model may have other
         # defaults, and a text's task accepts only some of the parameters.
@@ -237,6 +238,11 @@ def _schemas(clients: JsonObject) -> dict[str, JsonObject]:
         about = {"title": name, "description": inspect.getdoc(client)}
         schemas[name] = of_instances | about | {"properties": fields | {"parameters": accepted}}
     return schemas
+
+
+def _object(**properties: JsonObject) -> JsonObject:
+    """Return the schema of an object that has all of the properties."""
+    return OBJECT | {"properties": properties, "required": [*properties]}
 
 
 def _reference(name: str) -> JsonObject:
