@@ -187,8 +187,7 @@ class ConfigError(Exception):
         self.source = source
         self.problem = " ".join(problem.split())
         self.remedy = remedy
-        words = (str(source), self.problem)
-        text = " ".join(filter(None, words))
+        text = f"{source} {self.problem}".strip()
         if remedy:
             text += f": {remedy}"
         super().__init__(text)
