@@ -128,7 +128,7 @@ class Decoder:
         values: list[Any] = []
         memory = 0
         most = most_memory(self.limits.max_image_pixels)
-        limits = replace(self.limits, side=client.side) if client.side else self.limits
+        limits = replace(self.limits, side=client.side)
         for at, item in enumerate(items):
             try:
                 value = item.open(client, limits)

@@ -133,6 +133,15 @@ def test_derive_the_shape_of_raw_input_from_its_bytes() -> None:
             raw(wrong, b"12345678")
 
 
+@pytest.mark.parametrize(
+    "single",
+    [read_binary("0", "json-header-size", b"1234"), NpyBody.of(npy(np.zeros(1, np.float32)))],
+)
+def test_name_the_inputs_of_a_model_that_takes_more_than_one_tensor(single: Body) -> None:
+    with pytest.raises(InvalidRequest, match=r"has 2 inputs \(text, scale\); send"):
+        step(single)
+
+
 def test_read_a_flat_body_as_inputs_and_parameters() -> None:
     document = {
         "text": "a",
