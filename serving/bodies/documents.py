@@ -161,7 +161,10 @@ class FlatJob(Job):
 
     def _input(self, spec: TensorSpec, value: Any) -> Tensor:
         """Return an input of the declared shape if the values fit it, else a flat list."""
-        flat = flat_array(spec.name, spec.datatype, value)
+        try:
+            flat = flat_array(spec.datatype, value)
+        except InvalidRequest as err:
+            raise InvalidRequest(f"input '{spec.name}': {err}") from err
         shape = filled(spec.shape, flat.size) or (flat.size,)
         rows = (1, *shape) if self.served.model.max_batch_size else shape
         return Tensor.of(spec.name, flat.reshape(rows), spec.datatype)

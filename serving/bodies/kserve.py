@@ -211,22 +211,20 @@ def read_inputs(document: schemas.Tensors, binary: bytes | memoryview, length: i
     InvalidRequest and others."""
     inputs = []
     for entry in in_time(document.inputs):
-        name = entry.name
-        datatype = entry.datatype
-        available = len(binary)
-        if datatype not in DATATYPES:
-            raise InvalidRequest(f"input '{name}': {unknown('datatype', datatype, DATATYPES)}")
         size = entry.parameters.binary_data_size if entry.parameters else None
-        if size is not None and size > available:
-            raise InvalidRequest(
-                f"input '{name}': binary_data_size is {size}, {available} bytes are left"
-            )
-        shape = check_shape(name, entry.shape, length)
-        if size is None:
-            inputs.append(_with_data(entry, shape))
-        else:
-            inputs.append(_with_binary(entry, shape, binary[:size]))
-            binary = binary[size:]
+        try:
+            if entry.datatype not in DATATYPES:
+                raise InvalidRequest(unknown("datatype", entry.datatype, DATATYPES))
+            if size is not None and size > len(binary):
+                raise InvalidRequest(f"binary_data_size is {size}, {len(binary)} bytes are left")
+            shape = check_shape(entry.shape, length)
+            if size is None:
+                inputs.append(_with_data(entry, shape))
+            else:
+                inputs.append(_with_binary(entry, shape, binary[:size]))
+                binary = binary[size:]
+        except InvalidRequest as err:
+            raise InvalidRequest(f"input '{entry.name}': {err}") from err
     if len(binary):
         raise InvalidRequest(
             f"{len(binary)} bytes of the body belong to no input (binary_data_size)"
@@ -237,14 +235,11 @@ def read_inputs(document: schemas.Tensors, binary: bytes | memoryview, length: i
 def _with_data(entry: schemas.Input, shape: tuple[int, ...]) -> Tensor:
     """Return the tensor of an input whose values are in the JSON. Raise InvalidRequest."""
     if entry.data is UNSET:
-        raise InvalidRequest(
-            f"input '{entry.name}': it has no data, and no binary_data_size in its parameters"
-        )
-    flat = flat_array(entry.name, entry.datatype, entry.data)
+        raise InvalidRequest("it has no data, and no binary_data_size in its parameters")
+    flat = flat_array(entry.datatype, entry.data)
     if flat.size != math.prod(shape):
         raise InvalidRequest(
-            f"input '{entry.name}': its shape {list(shape)} does not fit the {flat.size} "
-            "values in its data"
+            f"its shape {list(shape)} does not fit the {flat.size} values in its data"
         )
     return Tensor(entry.name, entry.datatype, shape, to_raw(flat, entry.datatype))
 
@@ -253,16 +248,14 @@ def _with_binary(entry: schemas.Input, shape: tuple[int, ...], data: bytes | mem
     """Return the tensor of an input whose values are the bytes `data` after the JSON. Raise
     InvalidRequest or PayloadTooLarge."""
     if entry.data is not UNSET:
-        raise InvalidRequest(
-            f"input '{entry.name}': it has both data and binary_data_size; send one of them"
-        )
+        raise InvalidRequest("it has both data and binary_data_size; send one of them")
     count = math.prod(shape)
     if entry.datatype == "BYTES":  # Triton counts the strings itself
         check_count(count, MOST_STRINGS, "strings")
     elif count * SIZES[entry.datatype] != len(data):
         raise InvalidRequest(
-            f"input '{entry.name}': {len(data)} bytes of binary data do not fill its shape "
-            f"{list(shape)} of {entry.datatype}"
+            f"{len(data)} bytes of binary data do not fill its shape {list(shape)} of "
+            f"{entry.datatype}"
         )
     return Tensor(entry.name, entry.datatype, shape, data)
 

@@ -96,7 +96,7 @@ def _fitted(array: Array, spec: TensorSpec, max_batch_size: int) -> Array:
     if max_batch_size and array.ndim == len(spec.shape):
         array = array[np.newaxis]
     if (numbers := fitted(array, dtype)) is None:
-        raise out_of_range(spec.name, spec.datatype, dtype)
+        raise InvalidRequest(f"input '{spec.name}': {out_of_range(spec.datatype, dtype)}")
     return numbers
 
 

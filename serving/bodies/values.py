@@ -31,11 +31,12 @@ from serving.request_memory import ESCAPED, WRITTEN, Reservation, reserve, tenso
 from serving.sessions import SEQUENCE_PARAMETERS
 from serving.triton.tensors import Array, Parameters, Tensor, numpy_dtype
 
+TOO_DEEP = f"its data are nested more than {MOST_DIMENSIONS} deep"
 # The types of JSON values that are allowed for a datatype, by the kind of its numpy dtype.
 TYPES: dict[str, set[type]] = {"b": {bool}, "i": {int}, "u": {int}, "f": {int, float}, "O": {str}}
 
 
-def flat_array(name: str, datatype: str, data: Any) -> Array:
+def flat_array(datatype: str, data: Any) -> Array:
     """Convert JSON values, nested or flat, to a flat array of the datatype. Raise InvalidRequest,
     PayloadTooLarge or TooLate."""
     dtype = numpy_dtype(datatype)
@@ -45,18 +46,17 @@ def flat_array(name: str, datatype: str, data: Any) -> Array:
         data = data.as_list()
     if not isinstance(data, list):
         data = [data]
-    values, types = _flat(name, data)
+    values, types = _flat(data)
     if strange := types - TYPES[dtype.kind]:
         value = next(value for value in values if type(value) in strange)
-        problem = f"its data do not fit {datatype} ({describe(value)})"
-        raise InvalidRequest(f"input '{name}': {problem}")
+        raise InvalidRequest(f"its data do not fit {datatype} ({describe(value)})")
     if datatype == "BYTES":
         check_count(len(values), MOST_STRINGS, "strings")
         reserve(tensor_strings(len(values), sum(map(len, values))), "the strings of a tensor")
         return np.array([value.encode() for value in values], dtype=np.object_)
     numbers = _numbers(values, dtype)
     if numbers is None:
-        raise out_of_range(name, datatype, dtype)
+        raise InvalidRequest(out_of_range(datatype, dtype))
     return numbers
 
 
@@ -106,14 +106,14 @@ def _numbers(values: list[Any], dtype: np.dtype[Any]) -> Array | None:
         return None
 
 
-def out_of_range(name: str, datatype: str, dtype: np.dtype[Any]) -> InvalidRequest:
-    """Return the error for an input with numbers that do not fit its datatype."""
+def out_of_range(datatype: str, dtype: np.dtype[Any]) -> str:
+    """Return the error message for numbers that do not fit their datatype."""
     limits = np.iinfo(dtype) if dtype.kind in "iu" else np.finfo(dtype)
     holds = f"it holds {limits.min} to {limits.max}"
-    return InvalidRequest(f"input '{name}': its data do not fit {datatype} ({holds})")
+    return f"its data do not fit {datatype} ({holds})"
 
 
-def _flat(name: str, values: list[Any]) -> tuple[list[Any], set[type]]:
+def _flat(values: list[Any]) -> tuple[list[Any], set[type]]:
     """Return the values without their nesting, and their types. While all values are lists, each
     pass removes one level. Lists among other values are then flattened recursively."""
     for depth in range(MOST_DIMENSIONS):
@@ -122,10 +122,10 @@ def _flat(name: str, values: list[Any]) -> tuple[list[Any], set[type]]:
             return values, types
         if types != {list}:
             leaves: list[Any] = []
-            _add_leaves(name, values, MOST_DIMENSIONS - depth, leaves)
+            _add_leaves(values, MOST_DIMENSIONS - depth, leaves)
             return leaves, types_of(leaves)
         values = flattened(values)
-    raise _too_deep(name)
+    raise InvalidRequest(TOO_DEEP)
 
 
 def types_of(values: list[Any]) -> set[type]:
@@ -144,20 +144,16 @@ def flattened(lists: list[list[Any]]) -> list[Any]:
     return values
 
 
-def _add_leaves(name: str, values: list[Any], depth: int, leaves: list[Any]) -> None:
+def _add_leaves(values: list[Any], depth: int, leaves: list[Any]) -> None:
     """Append to `leaves` all values that are not lists, including those in lists that are nested at
     most `depth` deep."""
     if not depth:
-        raise _too_deep(name)
+        raise InvalidRequest(TOO_DEEP)
     for value in in_time(values):
         if type(value) is list:
-            _add_leaves(name, value, depth - 1, leaves)
+            _add_leaves(value, depth - 1, leaves)
         else:
             leaves.append(value)
-
-
-def _too_deep(name: str) -> InvalidRequest:
-    return InvalidRequest(f"input '{name}': its data are nested more than {MOST_DIMENSIONS} deep")
 
 
 # The characters of the longest number of each datatype, including a comma.
@@ -228,13 +224,12 @@ def write_items(text: io.BytesIO, values: Any) -> None:
         text.write(memoryview(piece)[1:-1])
 
 
-def check_shape(name: str, shape: Sequence[int], length: int) -> tuple[int, ...]:
+def check_shape(shape: Sequence[int], length: int) -> tuple[int, ...]:
     """Check that a body of `length` bytes can hold a tensor of this shape, with at least one byte
     per element, and return the shape. Raise InvalidRequest."""
     if max(shape, default=0) > length or math.prod(shape) > length:
         raise InvalidRequest(
-            f"input '{name}': the body of {length} bytes cannot hold a tensor of shape "
-            f"{quoted(shape)}"
+            f"the body of {length} bytes cannot hold a tensor of shape {quoted(shape)}"
         )
     return tuple(shape)
 

@@ -355,16 +355,16 @@ def test_read_many_values_in_pieces(datatype: str) -> None:
     if datatype != "BOOL":
         values = list(map(int, values))
     lists = [values[:5], values[5:]]
-    assert flat_array("x", datatype, lists).tolist() == values
+    assert flat_array(datatype, lists).tolist() == values
     for count in range(1 + 3 * 3):
         with within(looks(count)), pytest.raises(TooLate):
-            flat_array("x", datatype, lists)
+            flat_array(datatype, lists)
 
 
 @pytest.mark.parametrize(("datatype", "value"), [("INT8", 128), ("FP16", 1e5), ("FP64", 10**400)])
 def test_refuse_a_number_out_of_range_behind_many(datatype: str, value: float) -> None:
     with pytest.raises(InvalidRequest, match=f"do not fit {datatype}"):
-        flat_array("x", datatype, [0] * 2 * AT_ONCE + [value])
+        flat_array(datatype, [0] * 2 * AT_ONCE + [value])
 
 
 def test_bound_an_output_s_json_before_writing_it() -> None:
