@@ -128,9 +128,10 @@ def models() -> Response:
         if is_on_demand and name in table.entries:
             description |= _use_of(table.entries[name])
         try:
-            described.append(description | _describe(registry.get(name)))
+            description |= _describe(registry.get(name))
         except ServingError as err:
-            described.append(description | {"error": str(err)})
+            description["error"] = str(err)
+        described.append(description)
     document: JsonObject = {"models": described, "version": VERSION}
     if refused := [_refused(rejection) for rejection in table.rejected if rejection.is_current()]:
         document["refused"] = refused
@@ -159,21 +160,17 @@ def _use_of(entry: Entry) -> JsonObject:
 def _describe(served: ServedModel) -> JsonObject:
     client = served.client
     model = served.model
-    description: JsonObject = {"engine": served.engine}
-    if served.engine_reason:
-        description["engine_reason"] = served.engine_reason
-    description |= {
+    description: JsonObject = {
+        "engine": served.engine,
         "client": source_of(client) if client else None,
         "max_batch_size": model.max_batch_size,
         "inputs": [asdict(spec) for spec in model.inputs],
         "outputs": [asdict(spec) for spec in model.outputs],
     }
+    optional: JsonObject = {"engine_reason": served.engine_reason, "error": served.client_error}
     if client:
-        if client.task:
-            description["task"] = client.task
         description |= {"codec": client.codec.name, "instance": client.codec.expected}
-        if client.columns:
-            description["columns"] = client.columns
+        optional |= {"task": client.task, "columns": client.columns}
         schemas = client.parameter_schemas()
         description["parameters"] = [
             {
@@ -185,9 +182,7 @@ def _describe(served: ServedModel) -> JsonObject:
             }
             for parameter in client.parameters
         ]
-    if served.client_error:
-        description["error"] = served.client_error
-    return description
+    return description | {name: value for name, value in optional.items() if value}
 
 
 @describing_routes.get("/execution-parameters")
