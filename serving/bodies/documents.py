@@ -232,10 +232,10 @@ def _are_tensors(inputs: Any) -> bool:
     """Return whether `inputs` is a list of KServe's tensors. An empty list and a list with {} count
     as such, so that their errors mention the fields of a tensor. Other values of `inputs` are an
     instance or a list of instances, or belong to an input called "inputs" of a flat body."""
-    return isinstance(inputs, list) and all(map(_has_bare_tensors, inputs))
+    return isinstance(inputs, list) and all(map(_is_tensor, inputs))
 
 
-def _has_bare_tensors(value: Any) -> bool:
+def _is_tensor(value: Any) -> bool:
     return isinstance(value, dict) and (not value or not INPUT_KEYS.isdisjoint(value))
 
 
