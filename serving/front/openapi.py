@@ -102,7 +102,7 @@ def _error_responses(codes: Mapping[str, Sequence[str]]) -> JsonObject:
     """Return the responses for each status, in our format and in OpenAI's."""
     responses = {}
     for form in ("", OPENAI_FORM):
-        content = {JSON_TYPE: {"schema": _reference(f"schemas/{form}Error")}}
+        content = _json(_reference(f"schemas/{form}Error"))
         for status, names in codes.items():
             about = f"code: {', '.join(names)}"
             responses[form + status] = {"description": about, "content": content}
@@ -156,26 +156,43 @@ def _parameters(path: str, method: str) -> Iterator[JsonObject]:
         }
 
 
+def _json(schema: JsonObject) -> JsonObject:
+    """Return the content of a JSON body or reply with the schema."""
+    return {JSON_TYPE: {"schema": schema}}
+
+
 def _body(path: str, clients: JsonObject) -> JsonObject:
     if body := JSON_BODIES.get(path):
-        content = {JSON_TYPE: {"schema": _reference(f"schemas/{body.__name__}")}}
+        content = _json(_reference(f"schemas/{body.__name__}"))
         if body is Pipeline:
             content["image/*"] = {"schema": FILE}
         return content
     of_clients = [_reference(f"schemas/{name}") for name in clients]
     if path == shown_path(PREDICT):
-        return {JSON_TYPE: {"schema": {"anyOf": of_clients}}}
+        return _json({"anyOf": of_clients})
     if path.startswith("/v2/"):
         kind = "Tensors" if path.endswith("/infer") else "Flat"
         shape = _reference(f"schemas/{kind}")
-        named = {"allOf": [shape, {"not": {"required": [VERSION_KEY]}}]}
-        return {JSON_TYPE: {"schema": named if "{version}" in path else shape}}
+        if "{version}" in path:
+            shape = {"allOf": [shape, {"not": {"required": [VERSION_KEY]}}]}
+        return _json(shape)
+    of_shapes = [_reference(f"schemas/{shape.__name__}") for shape in SHAPES]
+    content = _json({"anyOf": [*of_clients, *of_shapes]})
+    content[JSON_TYPE]["examples"] = _examples(clients)
+    return content | _files(clients)
+
+
+def _files(clients: JsonObject) -> JsonObject:
+    """Return the content of a body that is not JSON."""
     kinds = {*LINES_TYPES, NPY_TYPE, BINARY_TYPE}
     for client in clients.values():
         kinds.update(client.codec.media_types)
     kinds.discard(JSON_TYPE)
     texts = {CSV, TEXT_TYPE, *LINES_TYPES}
-    files = {kind: {"schema": SOME_TEXT if kind in texts else FILE} for kind in sorted(kinds)}
+    return {kind: {"schema": SOME_TEXT if kind in texts else FILE} for kind in sorted(kinds)}
+
+
+def _examples(clients: JsonObject) -> JsonObject:
     examples = {}
     for name, client in clients.items():
         data = getattr(client, "example", None)
@@ -183,9 +200,7 @@ def _body(path: str, clients: JsonObject) -> JsonObject:
         if isinstance(data, bytes):  # other clients' examples depend on the model
             instance = {part: base64.b64encode(data).decode()} if part else data.decode()
             examples[name] = {"value": {"model_name": "NAME", "instances": [instance]}}
-    of_shapes = [_reference(f"schemas/{shape.__name__}") for shape in SHAPES]
-    schema = {"anyOf": [*of_clients, *of_shapes]}
-    return {JSON_TYPE: {"schema": schema, "examples": examples}} | files
+    return examples
 
 
 def _reply(path: str, method: str) -> JsonObject:
@@ -194,11 +209,11 @@ def _reply(path: str, method: str) -> JsonObject:
     if path.startswith("/examples/"):
         return {"*/*": {"schema": {}}}
     if path in APIS or path == INDEX:
-        return {JSON_TYPE: {"schema": {}}}  # some are lists
+        return _json({})  # some are lists
     stream: JsonObject = {EVENT_STREAM: {"schema": TEXT}}
     if path.endswith("/generate_stream"):
         return stream
-    whole: JsonObject = {JSON_TYPE: {"schema": OBJECT}}
+    whole = _json(OBJECT)
     return whole | stream if method == "POST" and path != "/models" else whole
 
 
