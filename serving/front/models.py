@@ -254,11 +254,11 @@ def page() -> Response:
         for name, e in entries
         if name > after and e.state == READY
     ]
-    listed = ready[:most]
-    if len(ready) == len(listed):
-        return json_reply({"models": listed})
-    token = base64.urlsafe_b64encode(listed[-1]["modelName"].encode()).decode()
-    return json_reply({"models": listed, "nextPageToken": token})
+    document: JsonObject = {"models": ready[:most]}
+    if len(ready) > most:
+        last = ready[most - 1]["modelName"]
+        document["nextPageToken"] = base64.urlsafe_b64encode(last.encode()).decode()
+    return json_reply(document)
 
 
 def _ask(method: str, **fields: str) -> None:
