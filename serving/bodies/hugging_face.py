@@ -173,11 +173,8 @@ class Similarity(ApiBody, kw_only=True):
     tasks: ClassVar[tuple[str, ...]] = ("embedding",)
 
     def items(self, client: ModelClient) -> list[Item]:
-        sentences = self.inputs.sentences
-        others = [sentences] if isinstance(sentences, str) else sentences
-        if not others:
-            raise InvalidRequest("the body, 'inputs.sentences' is an empty list; send one or more")
-        return items_of([self.inputs.source_sentence, *others], "inputs")
+        source = Item("inputs.source_sentence", value=self.inputs.source_sentence)
+        return [source, *items_of(self.inputs.sentences, "inputs.sentences")]
 
     def client_parameters(self, client: ModelClient) -> Mapping[str, Any]:
         return {**(self.parameters or {}), "normalize": True}
