@@ -69,7 +69,7 @@ SHAPES = (
 class FlatBody:
     """A flat JSON object. The answer can always be a stream. It can be a reply in one piece only if
     the body `generates` (the route is …/generate, or SAGEMAKER_TRITON_INFERENCE_TYPE says so).
-    `stream` is the media type of the stream if it must be one."""
+    `stream` is the media type of the stream if the answer must be one."""
 
     document: JsonObject
     generates: bool = False
@@ -246,7 +246,8 @@ def _payload(payload: Any, field: str) -> list[Item]:
     return [Item(field, value=payload)]
 
 
-# For each key with instances: the shape of the object, and what makes the key's value instances.
+# For each key with instances: the shape of the object, and the function that turns the key's value
+# into instances.
 INSTANCES: dict[str, tuple[type[schemas.ForClient], Callable[[Any, str], list[Item]]]] = {
     "instances": (schemas.Instances, items_of),
     "payload": (schemas.Payload, _payload),

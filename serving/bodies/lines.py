@@ -142,8 +142,8 @@ def _check_target(named: Target, served: ServedModel, target: Target) -> None:
 
 
 class LinesJob(Job):
-    """Answers a body of lines, one job after another. A line is never streamed, and its Accept is
-    ignored. `version` is a model version that answered at least one line."""
+    """Answers a body of lines, one job after another. Lines are never streamed, and the header
+    Accept is ignored. `version` is a model version that answered at least one line."""
 
     def __init__(self, served: ServedModel, request: Request, records: Iterator[Record]) -> None:
         """Raise InvalidRequest if a parameter is wrong, or if the lines belong to a session."""
