@@ -92,14 +92,14 @@ def invoke(name: str) -> Response:
     return infer(read_invocation, Target(PATH, name))
 
 
-def infer(read: Callable[[Incoming], Body], route: Target, stream: str = "") -> Response:
+def infer(read: Callable[[Incoming], Body], route: Target) -> Response:
     """Answer a request for the model that the `route` and the rest of the request agree on. `read`
-    parses the body; `stream` is the media type of the stream if the route asks for one."""
+    parses the body."""
     source = incoming()
     app = services()
     started = perf_counter()
     try:
-        response = _answer(source, read, route, stream)
+        response = _answer(source, read, route)
     except Exception as err:
         response = error_reply(err)
     response.headers.update(source.reply_headers())
@@ -121,9 +121,7 @@ def infer(read: Callable[[Incoming], Body], route: Target, stream: str = "") -> 
     return response
 
 
-def _answer(
-    source: Incoming, read: Callable[[Incoming], Body], route: Target, stream: str
-) -> Response:
+def _answer(source: Incoming, read: Callable[[Incoming], Body], route: Target) -> Response:
     """Admit the request, read it, and let the model answer it. Raise a ServingError."""
     app = services()
     sent = source.content_length or 0
@@ -134,7 +132,7 @@ def _answer(
     check_time()  # raises TooLate if the deadline passed in gunicorn's queue
     source.check_attributes()
     body = read(source)
-    request = read_request(source, stream, body, route)
+    request = read_request(source, body, route)
     target = request.target
     tasks = body.tasks if isinstance(body, ApiBody) else ()
     with app.registry.use(source.slot.keep, target.name, target.version, tasks) as served:

@@ -36,15 +36,19 @@ def make_client(model: Model) -> ModelClient | None:
     if file := own_client(model.path, named):
         return _imported(file)(model)
     ours = (*client_names(), *clients.FACES)
-    if named and module_name(named) not in ours:
-        expected = (
-            f"the clients are {', '.join(ours)}; one of your own is {CLIENTS}/NAME.py beside "
-        )
-        raise ConfigError("", f"there is no client '{named}'", expected + "the model's folder")
     # Triton's name for a model from an archive differs from the name of the model's folder
     names = [module_name(named)] if named else [model.name, model.path.name]
-    known = [name for name in names if name in ours]
-    return client_class(known[0])(model) if known else None
+    for name in names:
+        if name in ours:
+            return client_class(name)(model)
+    if named:
+        raise ConfigError(
+            "",
+            f"there is no client '{named}'",
+            f"the clients are {', '.join(ours)}; one of your own is {CLIENTS}/NAME.py beside the "
+            "model's folder",
+        )
+    return None
 
 
 def _imported(file: Path) -> type[ModelClient]:
@@ -68,7 +72,7 @@ def forget(client: ModelClient) -> None:
     package = type(client).__module__.partition(".")[0]
     if package.startswith(OWN_PACKAGE):
         for name in list(sys.modules):
-            if name == package or name.startswith(f"{package}."):
+            if name.partition(".")[0] == package:
                 sys.modules.pop(name, None)
 
 

@@ -8,146 +8,132 @@ LONGEST = 2_000  # characters in a message
 
 
 class Row(NamedTuple):
-    """What an error code means. `retry_after` is in seconds, or 0 for no Retry-After; `also` lists
-    statuses that only nginx returns."""
+    """What an error code means. `retry_after` is in seconds; `also` lists statuses that only nginx
+    returns."""
 
     status: int
-    retry_after: int
     when: str
     remedy: str
+    retry_after: int | None = None
     also: tuple[int, ...] = ()
 
 
 TABLE = {
     "invalid_request": Row(
         400,
-        0,
         "a parameter or tensor is wrong, or the request names no model or more than one",
         "fix it as the message says",
         also=(414, 431),
     ),
     "decoding_error": Row(
-        400,
-        0,
-        "an instance cannot be decoded",
-        "fix it; the message names the instance and the field",
+        400, "an instance cannot be decoded", "fix it; the message names the instance and the field"
     ),
     "load_failed": Row(
-        400, 0, "multi-model mode: the archive cannot be loaded", "fix it as the message says"
+        400, "multi-model mode: the archive cannot be loaded", "fix it as the message says"
     ),
     "forbidden": Row(
         403,
-        0,
         "this caller may not manage models",
         "send the header that `SERVE_MANAGEMENT_SECRET` names",
     ),
     "origin_refused": Row(
         403,
-        0,
         "a page of another origin sent a request other than GET or HEAD, or `Host` is not "
         "localhost on a loopback address",
         "name the origin in `SERVE_ORIGINS`",
     ),
-    "not_found": Row(404, 0, "there is no such route", "use one of [these](calling.md#routes)"),
-    "model_not_found": Row(404, 0, "there is no such model", "name one that the message lists"),
+    "not_found": Row(404, "there is no such route", "use one of [these](calling.md#routes)"),
+    "model_not_found": Row(404, "there is no such model", "name one that the message lists"),
     "version_not_found": Row(
         404,
-        0,
         "the model has no such version; in multi-model mode this gets 400",
         "name one that the message lists, or none",
     ),
     "model_not_loaded": Row(
         404,
-        0,
         "multi-model mode: the model is not loaded",
         "`POST /models`, as the platform does; with `SERVE_MODELS=on-demand` call the model",
     ),
     "method_not_allowed": Row(
-        405, 0, "the route does not take this method", "use one that `Allow` lists"
+        405, "the route does not take this method", "use one that `Allow` lists"
     ),
     "not_acceptable": Row(
         406,
-        0,
         "the model cannot return what `Accept` asks for",
         "accept JSON, or a type that the message lists",
     ),
     "model_already_loaded": Row(
-        409, 0, "multi-model mode: the model is loaded already", "call it, or unload it first"
+        409, "multi-model mode: the model is loaded already", "call it, or unload it first"
     ),
     "session_not_found": Row(
-        410, 0, "the session has ended, was idle too long, or never began", "begin a new session"
+        410, "the session has ended, was idle too long, or never began", "begin a new session"
     ),
     "payload_too_large": Row(
         413,
-        0,
         "the answer, or the body's size, unpacked size, parts or memory, exceeds a limit; or the "
         "route takes no body",
         "send less at a time, or raise [the limit](security.md#bounds)",
     ),
     "unsupported_media_type": Row(
         415,
-        0,
         "the Content-Type or Content-Encoding is not supported",
         "send one that the message lists",
     ),
     "internal_error": Row(
         500,
-        0,
         "the server failed, or its disk (`SERVE_RUN_DIR`) is full",
         "search the log for the request id",
     ),
     "inference_failed": Row(
         500,
-        0,
         "the model or its client failed on a valid request",
         "search the log for the request id",
     ),
     "overloaded": Row(
         503,
-        1,
         "too many requests are in flight, or they take too much memory",
         "retry; send fewer at once, or raise the limit that the message names",
+        retry_after=1,
     ),
     "too_many_connections": Row(
         503,
-        1,
         "nginx holds too many requests, uploads included",
         "retry; send fewer at once, or raise `SERVE_MAX_CONCURRENCY`",
+        retry_after=1,
     ),
     "queue_full": Row(
         503,
-        1,
         "the model's queue is full, or the request waited in it too long",
         "retry, or change the queue policy in config.pbtxt",
+        retry_after=1,
     ),
-    "model_not_ready": Row(503, 1, "the model is being loaded", "retry"),
-    "model_restarting": Row(503, 2, "a process of the model died", "retry"),
+    "model_not_ready": Row(503, "the model is being loaded", "retry", retry_after=1),
+    "model_restarting": Row(503, "a process of the model died", "retry", retry_after=2),
     "model_refused": Row(
         503,
-        300,
         "the model's processes died too often",
         "find the cause in the log; `Retry-After` says when the model is tried again",
+        retry_after=300,
     ),
     "model_failed": Row(
         503,
-        0,
         "the model cannot be loaded, or its client cannot be created",
         "fix the model, and restart the container unless `SERVE_RELOAD` is on",
     ),
-    "triton_unavailable": Row(503, 1, "tritonserver is starting or restarting", "retry"),
-    "frontend_unavailable": Row(503, 1, "gunicorn is starting or restarting", "retry"),
+    "triton_unavailable": Row(
+        503, "tritonserver is starting or restarting", "retry", retry_after=1
+    ),
+    "frontend_unavailable": Row(503, "gunicorn is starting or restarting", "retry", retry_after=1),
     "timeout": Row(
         504,
-        0,
         "the request waited longer than `SERVE_REQUEST_TIMEOUT` for its turn",
         "send fewer at once",
     ),
     "triton_timeout": Row(
-        504, 0, "Triton took more than 0.9 of `SERVE_REQUEST_TIMEOUT`", "retry, or raise the limit"
+        504, "Triton took more than 0.9 of `SERVE_REQUEST_TIMEOUT`", "retry, or raise the limit"
     ),
     "out_of_memory": Row(
         507,
-        0,
         "loading or calling the model needs more memory, or more of `/dev/shm`, than is available",
         "unload other models, or use a larger machine",
     ),
@@ -161,12 +147,12 @@ class ServingError(Exception):
     text: ClassVar[str] = "{}"
     code: ClassVar[str] = "internal_error"
     status = TABLE[code].status
-    retry_after = TABLE[code].retry_after or None
+    retry_after = TABLE[code].retry_after
 
     def __init_subclass__(cls, code: str) -> None:
         cls.code = code
         cls.status = TABLE[code].status
-        cls.retry_after = TABLE[code].retry_after or None
+        cls.retry_after = TABLE[code].retry_after
         KINDS.setdefault(code, cls)
 
     def __str__(self) -> str:
@@ -201,8 +187,7 @@ class ConfigError(Exception):
         self.source = source
         self.problem = " ".join(problem.split())
         self.remedy = remedy
-        words = (str(source), self.problem)
-        text = " ".join(filter(None, words))
+        text = f"{source} {self.problem}".strip()
         if remedy:
             text += f": {remedy}"
         super().__init__(text)
@@ -306,9 +291,6 @@ class ModelFailed(ServingError, code="model_failed"):
 
 class ModelRestarting(ServingError, code="model_restarting"):
     text = "model '{}' is being restarted ({}); try again shortly"
-
-    def __init__(self, name: str, reason: str) -> None:
-        super().__init__(name, reason)
 
 
 class ModelRefused(ServingError, code="model_refused"):

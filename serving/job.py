@@ -124,12 +124,6 @@ class Job:
             traceparent=self.request.traceparent,
         )
 
-    def raise_if_session_ended(self, error: InvalidRequest) -> None:
-        """Raise SessionNotFound if the error says that Triton does not know the session's
-        sequence."""
-        if self.session and str(error).endswith(UNKNOWN_SEQUENCE):
-            raise SessionNotFound(self.session.id) from error
-
 
 def _check_names(
     served: ServedModel, kind: str, names: Sequence[str], specs: Sequence[TensorSpec]
@@ -203,7 +197,8 @@ class Run:
                 reply = None
                 step, call = ahead or self._begin(step)
         except InvalidRequest as err:
-            job.raise_if_session_ended(err)
+            if job.session and str(err).endswith(UNKNOWN_SEQUENCE):
+                raise SessionNotFound(job.session.id) from err
             raise
         finally:
             # Close the calls that an error or an early end left in flight. Triton still finishes a

@@ -11,6 +11,7 @@ from typing import Any
 
 MOST_NAMES = 1_000  # names allowed in one value, e.g. the classes to keep; ImageNet has 1,000
 INT64 = range(-(2**63), 2**63)
+LONGEST_NUMBER = 19  # digits of 2**63
 ALIKE = 0.75  # difflib's ratio: a less similar name is not considered a typo
 
 
@@ -39,6 +40,12 @@ def quoted(value: Any) -> str:
     """Return a caller's value for an error message, shortened if it is long, has many items or is
     deeply nested."""
     return _QUOTED.repr(value)
+
+
+def whole_number(text: str) -> int | None:
+    """Return the number that a text of at most LONGEST_NUMBER digits spells, else None."""
+    is_number = text.isascii() and text.isdigit() and len(text) <= LONGEST_NUMBER
+    return int(text) if is_number else None
 
 
 class Names(tuple[str, ...]):
@@ -71,30 +78,29 @@ class NamedValue:
         with contextlib.suppress(TypeError, ValueError, KeyError, OverflowError):
             parsed = (self.parser or _TYPES[type(self.default)][0])(value)
             parts = parsed if isinstance(parsed, tuple) else (parsed,)
-            least = self.minimum
-            most = self.maximum
-            is_high_enough = least is None or all(part >= least for part in parts)
-            is_low_enough = most is None or all(part <= most for part in parts)
-            if (
-                is_high_enough
-                and is_low_enough
-                and (not self.choices or {*parts} <= {*self.choices})
-            ):
+            if all(map(self._allows, parts)):
                 return parsed
         raise ValueError(f"{quoted(value)} is not {self.expected()}")
+
+    def _allows(self, part: Any) -> bool:
+        """Return whether a value, or one item of a list, is within the bounds and choices."""
+        is_high_enough = self.minimum is None or part >= self.minimum
+        is_low_enough = self.maximum is None or part <= self.maximum
+        is_choice = not self.choices or part in self.choices
+        return is_high_enough and is_low_enough and is_choice
 
     def expected(self) -> str:
         """Describe in words what a value must be."""
         if self.choices:
             return f"one of {', '.join(self.choices)}"
         words = self.form or _TYPES[type(self.default)][1]
-        low = "" if self.minimum is None else f"{self.minimum:.12g}"
-        high = "" if self.maximum is None else f"{self.maximum:.12g}"
-        if low and high:
-            return f"{words} from {low} to {high}"
-        if low:
-            return f"{words} at least {low}"
-        return f"{words} at most {high}" if high else words
+        if self.minimum is None and self.maximum is None:
+            return words
+        if self.minimum is None:
+            return f"{words} at most {self.maximum:.12g}"
+        if self.maximum is None:
+            return f"{words} at least {self.minimum:.12g}"
+        return f"{words} from {self.minimum:.12g} to {self.maximum:.12g}"
 
     def schema(self) -> dict[str, Any]:
         """Return the JSON Schema of a value."""

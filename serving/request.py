@@ -29,8 +29,7 @@ class Target:
     def within(cls, source: str, values: Mapping[str, str]) -> "Target":
         """Return the target that `values` names. Raise InvalidRequest if the values of NAME_KEYS
         disagree."""
-        named = [key for key in NAME_KEYS if values.get(key)]
-        targets = [cls(f"{source}, '{key}',", values[key]) for key in named]
+        targets = [cls(f"{source}, '{key}',", values.get(key) or None) for key in NAME_KEYS]
         return cls(source, _agreed("name", targets), values.get(VERSION_KEY) or None)
 
     @classmethod

@@ -83,10 +83,11 @@ def json_parts(data: bytes) -> Parts:
 
 def json_objects(parts: Parts) -> int:
     """Return how many bytes a JSON text takes when msgspec parses it."""
-    number = min(NUMBER * parts.commas, CACHED * parts.commas + DIGIT * parts.length)
+    short_numbers = CACHED * parts.commas + DIGIT * parts.length
+    numbers = min(NUMBER * parts.commas, short_numbers)
     values = OBJECT * parts.objects + LIST * parts.lists + STRING * parts.strings
     characters = parts.length if parts.is_ascii else WIDEST * parts.length
-    return values + KEY * parts.keys + number + characters
+    return values + KEY * parts.keys + numbers + characters
 
 
 def json_numbers(parts: Parts) -> int:
@@ -134,31 +135,27 @@ class Reservation:
 
     def __init__(self, account: Account | None = None, size: int = 0) -> None:
         self._account = account
-        self._size = size
-
-    @property
-    def size(self) -> int:
-        return self._size
+        self.size = size
 
     def grow(self, size: int, step: str) -> None:
         """Increase the reservation to `size` bytes. Raise PayloadTooLarge or Overloaded."""
-        missing = size - self._size
+        missing = size - self.size
         if self._account and missing > 0:
             self._account.take(missing, step)
-            self._size = size
+            self.size = size
 
     def shrink(self, size: int = 0) -> None:
         """Give back all but `size` bytes."""
-        surplus = self._size - size
+        surplus = self.size - size
         if self._account and surplus > 0:
             self._account.give_back(surplus)
-            self._size = size
+            self.size = size
 
     def add(self, other: "Reservation") -> None:
         """Take over what another reservation holds."""
         self._account = self._account or other._account
-        self._size += other._size
-        other._size = 0
+        self.size += other.size
+        other.size = 0
 
     def __enter__(self) -> "Reservation":
         return self
@@ -193,4 +190,4 @@ def collected() -> Iterator[Reservation]:
         yield reserved
     finally:
         if account:
-            reserved._size = account.size - before
+            reserved.size = account.size - before

@@ -16,13 +16,12 @@ from functools import cached_property
 
 from serving.errors import InvalidRequest, SessionNotFound
 from serving.headers import CLOSED_SESSION_ID, NEW_SESSION, SESSION_ID
-from serving.named_value import INT64, quoted
+from serving.named_value import INT64, quoted, whole_number
 
 SEQUENCE_ID = "sequence_id"
 SEQUENCE_START = "sequence_start"
 SEQUENCE_END = "sequence_end"
 SEQUENCE_PARAMETERS = {SEQUENCE_ID, SEQUENCE_START, SEQUENCE_END}
-LONGEST_ID = 19  # digits of 2**63, the longest number
 LONGEST_NAME = 128  # bytes of an id that is a string (Triton's correlation_id.h)
 WORDS = {"true": True, "1": True, "false": False, "0": False}
 # The numbers that are valid ids, keyed by the datatype of CORRID in config.pbtxt. Triton does not
@@ -78,10 +77,10 @@ class Sequencing:
             if not self._fills(text):
                 raise SessionNotFound(text)
             return text
-        is_number = text.isascii() and text.isdigit() and len(text) <= LONGEST_ID
-        if not is_number or int(text) == 0 or int(text) not in self.numbers:
+        number = whole_number(text)
+        if not number or number not in self.numbers:
             raise SessionNotFound(text)
-        return int(text)
+        return number
 
     def _fills(self, sequence_id: str) -> bool:
         """Return whether an id fills the buffer in which Triton keeps it. After a shorter id, the

@@ -4,7 +4,6 @@ project's."""
 import os
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -154,9 +153,9 @@ def test_leave_no_module_of_a_forgotten_client(tmp_path: Path) -> None:
 class Importer(str):
     """The name of a module. Another thread imports a module while it is compared."""
 
-    def startswith(self, *arguments: Any) -> bool:
+    def partition(self, separator: str, /) -> tuple[str, str, str]:
         sys.modules.setdefault("imported_meanwhile", sys)
-        return super().startswith(*arguments)
+        return super().partition(separator)
 
 
 @pytest.mark.unit

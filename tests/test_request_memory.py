@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from serving.bodies import documents
-from serving.bodies.bare import read_split
 from serving.bodies.forms import read_form
 from serving.bodies.hugging_face import Predict
 from serving.bodies.instances import items_of
@@ -297,7 +296,9 @@ READ: dict[str, Callable[[], object]] = {
     "a row of CSV": partial(read_cells, b"0.125," * 90_000 + b"a" * LARGE),
     "a row of CSV with a wide character": partial(read_cells, b"a" * LARGE + "😀".encode()),
     "rows of a data frame": partial(
-        read_split, {"dataframe_split": {"columns": ["a"], "data": [[1]] * MOST_INSTANCES}}
+        documents.read_instances,
+        {"dataframe_split": {"columns": ["a"], "data": [[1]] * MOST_INSTANCES}},
+        "dataframe_split",
     ),
     "strings that become objects": partial(items_of, ["AAAA"] * MOST_INSTANCES, "body", "b64"),
     "pairs of texts": partial(

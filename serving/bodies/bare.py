@@ -7,8 +7,10 @@ from typing import Any, ClassVar
 
 from clients.base import TensorSpec
 from serving.bodies import schemas
+from serving.bodies.decoder import Item
 from serving.bodies.instances import Instances, items_of
-from serving.bodies.kserve import TensorBody
+from serving.bodies.kserve import TensorBody, only_input
+from serving.bodies.schemas import JsonObject
 from serving.bodies.values import flattened, types_of
 from serving.budget import MOST_DIMENSIONS, in_time
 from serving.codecs import ROW
@@ -39,26 +41,22 @@ class BareBody:
 
 
 def tensors_of(
-    served: ServedModel, value: Any, length: int, parameters: dict[str, Any] | None = None
+    served: ServedModel, value: Any, length: int, parameters: JsonObject | None = None
 ) -> TensorBody:
     """Convert nested lists to the tensor of the model's only input, or an object {input: nested
     lists} to several tensors. The body has `length` bytes. Raise InvalidRequest."""
     model = served.model
     specs = {spec.name: spec for spec in model.inputs}
     if not isinstance(value, Mapping):
-        if len(specs) != 1:
-            raise InvalidRequest(
-                f"a list is one tensor, and model '{model.name}' has {len(specs)} inputs "
-                f'({", ".join(specs)}); send {{"inputs": {{name: list}}}}, or KServe v2 tensors'
-            )
-        value = dict.fromkeys(specs, value)
+        spec = only_input(model, "a list", '{"inputs": {name: list}}, or KServe v2 tensors')
+        value = {spec.name: value}
     inputs = []
     for name, data in value.items():
         if name not in specs:
             raise InvalidRequest(f"model '{model.name}': {unknown('input', name, specs)}")
         inputs.append(_input(specs[name], data, model.max_batch_size > 0))
     document = schemas.Tensors(inputs=inputs, parameters=parameters)
-    return TensorBody(document, memoryview(b""), length)
+    return TensorBody(document, length)
 
 
 def _input(spec: TensorSpec, data: Any, is_batched: bool) -> schemas.Input:
@@ -82,29 +80,18 @@ def _input(spec: TensorSpec, data: Any, is_batched: bool) -> schemas.Input:
     return schemas.Input(name=spec.name, shape=shape, datatype=spec.datatype, data=values)
 
 
-def read_split(document: dict[str, Any]) -> Instances:
-    """Read a data frame as a list of rows: objects whose keys are the columns, or lists if the
-    columns are only numbered. Raise InvalidRequest, DecodingError or PayloadTooLarge."""
-    body = schemas.read(schemas.DataframeSplit, document)
-    frame = body.dataframe_split
+def rows_of(frame: schemas.Frame, field: str) -> list[Item]:
+    """Return the rows of a data frame: objects whose keys are the columns, or lists if the columns
+    are only numbered. Raise InvalidRequest, DecodingError or PayloadTooLarge."""
     columns = list(map(str, frame.columns))
     for number, row in enumerate(in_time(frame.data)):
         if len(row) != len(columns):
             raise DecodingError(
                 f"it has {len(row)} cells, and 'columns' {len(columns)}", instance=number
             )
-    rows: list[Any] = frame.data
-    if frame.columns != list(range(len(columns))):
-        if len(set(columns)) < len(columns):
-            raise InvalidRequest("the body, 'dataframe_split.columns' names a column twice")
-        reserve((OBJECT + KEY * len(columns)) * len(rows), "the rows of the data frame")
-        rows = [dict(zip(columns, row, strict=True)) for row in rows]
-    items = items_of(rows, "dataframe_split")
-    return Instances(items, body.parameters or {}, named=body.target())
-
-
-def read_records(document: dict[str, Any]) -> Instances:
-    """Read the rows of a data frame as objects. Raise InvalidRequest or PayloadTooLarge."""
-    body = schemas.read(schemas.DataframeRecords, document)
-    items = items_of(body.dataframe_records, "dataframe_records")
-    return Instances(items, body.parameters or {}, named=body.target())
+    if frame.columns == list(range(len(columns))):
+        return items_of(frame.data, field)
+    if len(set(columns)) < len(columns):
+        raise InvalidRequest(f"the body, '{field}.columns' names a column twice")
+    reserve((OBJECT + KEY * len(columns)) * len(frame.data), "the rows of the data frame")
+    return items_of([dict(zip(columns, row, strict=True)) for row in frame.data], field)

@@ -97,9 +97,10 @@ class Decoder:
     def decode(self, client: ModelClient, opened: Opened) -> list[Any]:
         """Decode the opened items. Raise the error in the first item that is wrong."""
         codec = client.codec
+        loading = zip(opened.items, opened.values, strict=False)
         loads = [
-            partial(item.load, codec, value, opened.index + at)
-            for at, (item, value) in enumerate(zip(opened.items, opened.values, strict=False))
+            partial(item.load, codec, value, index)
+            for index, (item, value) in enumerate(loading, opened.index)
         ]
         # images; other kinds take hardly any memory
         large = [value for value in opened.values if codec.memory(value) > 0]
@@ -127,7 +128,7 @@ class Decoder:
         values: list[Any] = []
         memory = 0
         most = most_memory(self.limits.max_image_pixels)
-        limits = replace(self.limits, side=client.side) if client.side else self.limits
+        limits = replace(self.limits, side=client.side)
         for at, item in enumerate(items):
             try:
                 value = item.open(client, limits)

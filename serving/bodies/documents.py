@@ -17,7 +17,7 @@ JSON library has its own purpose:
 """
 
 import io
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
@@ -27,12 +27,13 @@ import msgspec
 import orjson
 import simdjson
 
+from clients.base import TensorSpec
 from serving.bodies import schemas
-from serving.bodies.bare import read_records, read_split, tensors_of
+from serving.bodies.bare import rows_of, tensors_of
 from serving.bodies.decoder import Item
 from serving.bodies.instances import Instances, items_of
-from serving.bodies.kserve import TensorBody, check_misspelt, filled
-from serving.bodies.schemas import read
+from serving.bodies.kserve import RawBody, TensorBody, check_misspelt, filled
+from serving.bodies.schemas import JsonObject, read
 from serving.bodies.values import (
     flat_array,
     json_values,
@@ -45,22 +46,19 @@ from serving.codecs import ROW
 from serving.errors import InvalidRequest, NotAcceptable
 from serving.job import Job, Reply, Step
 from serving.model_status.served_model import ServedModel
-from serving.named_value import unknown
+from serving.named_value import unknown, whole_number
 from serving.request import RESERVED, Request, Target
 from serving.request_memory import json_numbers
 from serving.sessions import SEQUENCE_END
-from serving.triton.tensors import InferReply, Tensor, to_raw
+from serving.triton.tensors import InferReply, Tensor
 
 # the keys of a KServe tensor: an object with none of them is an instance
 INPUT_KEYS = {"name", "shape", "datatype", "data"}
-LONGEST_NUMBER = 10  # digits of the length of a JSON header
 MOST_KEYS = 32  # keys of a document of tensors, and of each tensor: KServe defines 4 and 5
 # bytes of JSON from which simdjson is faster, because it creates no Python object per number
 LARGE = 2 * 1024
 # keys of a flat object that are options of the request, not fields of its instance
 NO_FIELDS = {*RESERVED, "parameters"}
-# keys by which an object is recognized as one of our shapes
-WHOLE_BODY = {"instances", "inputs", "payload", "dataframe_split", "dataframe_records"}
 SHAPES = (
     '{"instances": […]}, {"inputs": […]} with KServe v2 tensors or instances, an instance '
     'that is an object, or {"modelname": …, "payload": {"img" or "text": …}}'
@@ -71,9 +69,9 @@ SHAPES = (
 class FlatBody:
     """A flat JSON object. The answer can always be a stream. It can be a reply in one piece only if
     the body `generates` (the route is …/generate, or SAGEMAKER_TRITON_INFERENCE_TYPE says so).
-    `stream` is the media type of the stream if Accept names none."""
+    `stream` is the media type of the stream if the answer must be one."""
 
-    document: dict[str, Any]
+    document: JsonObject
     generates: bool = False
     stream: str = ""
     length: int = 0  # the body's size in bytes
@@ -87,7 +85,7 @@ class FlatBody:
         return self.flat.target()
 
     def bind(self, served: ServedModel, request: Request) -> Job:
-        if self.stream and not request.stream:
+        if self.stream:
             request = replace(request, stream=self.stream)
         if instances := self.instances(served):
             return instances.bind(served, request)
@@ -109,15 +107,12 @@ class FlatBody:
         names_an_input = not names.isdisjoint(self.document)
         if client is None or (self.generates and names_an_input):
             return None
-        parameters = self.flat.parameters or {}
+        if "inputs" in self.document:
+            return read_instances(self.document, "inputs")
         fields = {key: value for key, value in self.document.items() if key not in NO_FIELDS}
-        if "inputs" in fields:  # one instance or a list of them
-            values = read(schemas.Inputs, self.document).inputs
-            if not isinstance(values, list):
-                values = [values]
-            return Instances(items_of(values, "inputs"), parameters, named=self.named)
         if client.codec is ROW or not fields.keys().isdisjoint(client.instance_keys()):
-            return Instances([Item("body", value=fields)], parameters, named=self.named)
+            items = [Item("body", value=fields)]
+            return Instances(items, self.flat.parameters or {}, named=self.named)
         return None
 
 
@@ -145,31 +140,34 @@ class FlatJob(Job):
         """Return the job's only step. Each input is a value or a list, and becomes one row, as in
         Triton's generate."""
         model = self.served.model
-        session = self.session
-        reserved = RESERVED | {"id", "parameters"}
-        if session:
+        reserved = NO_FIELDS | {"id"}
+        if self.session:
             reserved |= {SEQUENCE_END}
-        fields = {key: value for key, value in self.document.items() if key not in reserved}
         specs = {spec.name: spec for spec in model.inputs}
-        if not (model.takes_nothing or specs.keys() & fields.keys()):
-            keys = sorted(islice(fields, 8))
-            names = ", ".join(specs)
-            raise InvalidRequest(f"none of {keys} is an input of model '{model.name}': {names}")
         inputs = []
         parameters = {}
-        for key, value in fields.items():
-            spec = specs.get(key)
-            if spec is None:
-                parameters[key] = value
+        for key, value in self.document.items():
+            if key in reserved:
                 continue
-            flat = flat_array(key, spec.datatype, value)
-            # the declared shape if the values fit it, else a flat list
-            shape = filled(spec.shape, flat.size) or (flat.size,)
-            rows = (1, *shape) if model.max_batch_size else shape
-            inputs.append(Tensor(key, spec.datatype, rows, to_raw(flat, spec.datatype)))
-        checked = request_parameters(parameters | self.parameters, self.served.sequencing)
-        flags = session.parameters() if session else {}
-        return Step(inputs, {**checked, **flags})
+            if key in specs:
+                inputs.append(self._input(specs[key], value))
+            else:
+                parameters[key] = value
+        if not (inputs or model.takes_nothing):
+            keys = sorted(islice(parameters, 8))
+            names = ", ".join(specs)
+            raise InvalidRequest(f"none of {keys} is an input of model '{model.name}': {names}")
+        return Step(inputs, request_parameters(self, parameters | self.parameters))
+
+    def _input(self, spec: TensorSpec, value: Any) -> Tensor:
+        """Return an input of the declared shape if the values fit it, else a flat list."""
+        try:
+            flat = flat_array(spec.datatype, value)
+        except InvalidRequest as err:
+            raise InvalidRequest(f"input '{spec.name}': {err}") from err
+        shape = filled(spec.shape, flat.size) or (flat.size,)
+        rows = (1, *shape) if self.served.model.max_batch_size else shape
+        return Tensor.of(spec.name, flat.reshape(rows), spec.datatype)
 
     def reply(self, results: Iterator[InferReply]) -> Reply:
         responses = list(islice(results, 2))
@@ -184,7 +182,7 @@ class FlatJob(Job):
     def line(self, result: InferReply) -> bytes:
         """Return the reply in the format of Triton's generate: a value or a flat list for each
         output, with sorted keys."""
-        fields: dict[str, Any] = {}
+        fields: JsonObject = {}
         with reserve_json(result.outputs, self.request.budget):
             for tensor in result.outputs:
                 values = json_values(tensor)
@@ -212,21 +210,21 @@ def read_object(data: bytes, generates: bool = False, stream: str = "") -> Shape
     """Parse a JSON object, and return the body of its kind. `generates` and `stream` are passed on
     to a FlatBody. Raise InvalidRequest or PayloadTooLarge."""
     if tensors := _large_tensors(data):
-        return TensorBody(tensors, memoryview(b""), len(data))
+        return TensorBody(tensors, len(data))
     hint = f"; send JSON of one of the shapes {SHAPES}"
-    document = read(dict[str, Any], data, hint=hint)
+    document = read(JsonObject, data, hint=hint)
     return read_shape(document, len(data), generates, stream)
 
 
 def read_shape(
-    document: dict[str, Any], length: int, generates: bool = False, stream: str = ""
+    document: JsonObject, length: int, generates: bool = False, stream: str = ""
 ) -> Shape:
     """Return the body that an object of `length` bytes represents. Raise InvalidRequest."""
     if _are_tensors(document.get("inputs")):
-        return TensorBody(_tensors(document), memoryview(b""), length)
-    for key, read_instances in BY_KEY.items():
+        return TensorBody(_tensors(document), length)
+    for key in KEYS:
         if key in document:
-            return read_instances(document)
+            return read_instances(document, key)
     return FlatBody(document, generates, stream, length)
 
 
@@ -234,37 +232,43 @@ def _are_tensors(inputs: Any) -> bool:
     """Return whether `inputs` is a list of KServe's tensors. An empty list and a list with {} count
     as such, so that their errors mention the fields of a tensor. Other values of `inputs` are an
     instance or a list of instances, or belong to an input called "inputs" of a flat body."""
-    return isinstance(inputs, list) and all(map(_has_bare_tensors, inputs))
+    return isinstance(inputs, list) and all(map(_is_tensor, inputs))
 
 
-def _has_bare_tensors(value: Any) -> bool:
+def _is_tensor(value: Any) -> bool:
     return isinstance(value, dict) and (not value or not INPUT_KEYS.isdisjoint(value))
 
 
-def read_instances(document: dict[str, Any]) -> Instances:
-    """Read {"instances": […]}. Raise InvalidRequest or PayloadTooLarge."""
-    body = read(schemas.Instances, document)
-    items = items_of(body.instances, "instances")
-    return Instances(items, body.parameters or {}, named=body.target())
+def _payload(payload: Any, field: str) -> list[Item]:
+    if isinstance(payload, dict) and "img" in payload:
+        picture = read(schemas.Picture, payload, f"the body, {field}")
+        return [Item(f"{field}.img", value={"b64": picture.img})]
+    return [Item(field, value=payload)]
 
 
-def _payload(document: dict[str, Any]) -> Instances:
-    body = read(schemas.Payload, document)
-    item = Item("payload", value=body.payload)
-    if isinstance(body.payload, dict) and "img" in body.payload:
-        picture = read(schemas.Picture, body.payload, "the body, payload")
-        item = Item("payload.img", value={"b64": picture.img})
-    return Instances([item], body.parameters or {}, sample_shape=True, named=body.target())
-
-
-# The function that reads an object with this key, if the object contains no tensors. `instances` is
-# tried before `payload`; their Structs reject the keys of other shapes.
-BY_KEY = {
-    "instances": read_instances,
-    "payload": _payload,
-    "dataframe_split": read_split,
-    "dataframe_records": read_records,
+# For each key with instances: the shape of the object, and the function that turns the key's value
+# into instances.
+INSTANCES: dict[str, tuple[type[schemas.ForClient], Callable[[Any, str], list[Item]]]] = {
+    "instances": (schemas.Instances, items_of),
+    "payload": (schemas.Payload, _payload),
+    "dataframe_split": (schemas.DataframeSplit, rows_of),
+    "dataframe_records": (schemas.DataframeRecords, items_of),
+    "inputs": (schemas.Inputs, items_of),
 }
+# keys by which an object is recognized as one of our shapes
+WHOLE_BODY = INSTANCES.keys()
+# The keys that decide how an object without tensors is read. The first one counts; its shape
+# rejects the others.
+KEYS = ("instances", "payload", "dataframe_split", "dataframe_records")
+
+
+def read_instances(document: JsonObject, key: str) -> Instances:
+    """Read an object with instances under a key of INSTANCES. Raise InvalidRequest, DecodingError
+    or PayloadTooLarge."""
+    shape, make_items = INSTANCES[key]
+    body = read(shape, document)
+    items = make_items(getattr(body, key), key)
+    return Instances(items, body.parameters or {}, key == "payload", named=body.target())
 
 
 def read_binary(
@@ -272,17 +276,18 @@ def read_binary(
 ) -> TensorBody:
     """Return a body that consists of a JSON header and binary data, or of binary data alone. Raise
     InvalidRequest."""
-    digits = (
-        header_length.isascii() and header_length.isdigit() and len(header_length) <= LONGEST_NUMBER
-    )
-    if not digits or int(header_length) > len(data):
+    size = whole_number(header_length)
+    if size is None or size > len(data):
         raise InvalidRequest(
             f"{source} must be a whole number from 0 to the body's {len(data)} bytes, the "
             f"length of the JSON before the binary tensors; got '{header_length[:40]}'"
         )
-    size = int(header_length)
-    header = read_tensors(data[:size], "the JSON header of the body") if size else None
-    return TensorBody(header, memoryview(data)[size:], len(data), is_kserve)
+    if not size:
+        # all outputs are binary too
+        document = schemas.Tensors(inputs=[], parameters={"binary_data_output": True})
+        return RawBody(document, len(data), data, is_kserve)
+    document = read_tensors(data[:size], "the JSON header of the body")
+    return TensorBody(document, len(data), memoryview(data)[size:], is_kserve)
 
 
 def read_tensors(data: bytes, subject: str = "the body") -> schemas.Tensors:
@@ -290,10 +295,10 @@ def read_tensors(data: bytes, subject: str = "the body") -> schemas.Tensors:
     tensors = _large_tensors(data)
     if tensors:
         return tensors
-    return _tensors(read(dict[str, Any], data, subject), subject)
+    return _tensors(read(JsonObject, data, subject), subject)
 
 
-def _tensors(document: dict[str, Any], subject: str = "the body") -> schemas.Tensors:
+def _tensors(document: JsonObject, subject: str = "the body") -> schemas.Tensors:
     check_misspelt(document)
     return read(schemas.Tensors, document, subject)
 
@@ -316,39 +321,31 @@ def _parsed(data: bytes) -> schemas.Tensors | None:
     do not become Python objects. Return None for anything else."""
     schemas.describe(schemas.Tensors)
     try:
-        document = _members(simdjson.Parser().parse(data))
-        entries = document.pop("inputs")
-        if len(entries) > MOST_NAMED:
+        document = _members(simdjson.Parser().parse(data), kept="inputs")
+        if len(document["inputs"]) > MOST_NAMED:
             return None
-        inputs = [_members(entry) for entry in entries]
-        arrays = [entry.pop("data") for entry in inputs]
-        plain = _plain(document) | {"inputs": list(map(_plain, inputs))}
-        tensors = msgspec.convert(plain, schemas.Tensors)
+        document["inputs"] = [_members(entry, kept="data") for entry in document["inputs"]]
+        tensors = msgspec.convert(document, schemas.Tensors)
     except (AttributeError, LookupError, RuntimeError, TypeError, ValueError):
         return None
-    check_misspelt(plain)  # outside the try block, so that its error reaches the caller
-    for tensor, array in zip(tensors.inputs, arrays, strict=True):
-        tensor.data = array
-    return tensors if all(isinstance(array, simdjson.Array) for array in arrays) else None
+    check_misspelt(document)  # outside the try block, so that its error reaches the caller
+    are_arrays = all(isinstance(tensor.data, simdjson.Array) for tensor in tensors.inputs)
+    return tensors if are_arrays else None
 
 
-def _members(value: Any) -> dict[str, Any]:
-    """Return the members of an object. Raise ValueError if it has more than MOST_KEYS keys or a
-    duplicate key: simdjson searches for each key from the beginning, and finds only the first of
-    two equal ones."""
+def _members(value: Any, kept: str) -> JsonObject:
+    """Return the members of an object, all but the one called `kept` as Python objects. Raise
+    ValueError if the object has more than MOST_KEYS keys or a duplicate key: simdjson searches for
+    each key from the beginning, and finds only the first of two equal ones."""
     names = list(islice(value, MOST_KEYS))
     # true for duplicates, and for more keys than were read
     if len(set(names)) < len(value):
         raise ValueError(names)
-    return {name: value[name] for name in names}
-
-
-def _plain(values: dict[str, Any]) -> dict[str, Any]:
-    """Convert the members of an object to Python objects."""
-    plain = dict(values)
-    for key, value in values.items():
-        if isinstance(value, simdjson.Object):
-            plain[key] = value.as_dict()
-        elif isinstance(value, simdjson.Array):
-            plain[key] = value.as_list()
-    return plain
+    members = {name: value[name] for name in names}
+    for name in members.keys() - {kept}:
+        member = members[name]
+        if isinstance(member, simdjson.Object):
+            members[name] = member.as_dict()
+        elif isinstance(member, simdjson.Array):
+            members[name] = member.as_list()
+    return members

@@ -85,7 +85,7 @@ class TextOrForm:
         raw = self.items[0].raw or b""
         if raw.lstrip()[:1] in (b"[", b"{"):
             return self._instances(JSON_TYPE)
-        return CsvBody(raw, parameters=self.parameters)
+        return CsvBody(raw, parameters=self.parameters, can_be_lines=False)
 
     def _instances(self, media_type: str) -> Instances:
         return Instances(self.items, self.parameters, media_type=media_type, named=self.named)

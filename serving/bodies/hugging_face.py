@@ -8,9 +8,9 @@ from msgspec import Struct
 
 from clients.base import ModelClient
 from serving.bodies.decoder import Item
-from serving.bodies.instances import Predictions, as_items, items_of
-from serving.bodies.other_apis import ApiBody, ApiJob, Direction, Texts, bare_list
-from serving.bodies.schemas import Count, read
+from serving.bodies.instances import Predictions, items_of
+from serving.bodies.other_apis import ApiBody, ApiJob, Direction, Texts
+from serving.bodies.schemas import Count, JsonObject, read
 from serving.errors import InvalidRequest
 from serving.job import Job
 from serving.model_status.served_model import ServedModel
@@ -70,7 +70,7 @@ class Pipeline(ApiBody, kw_only=True):
     """
 
     inputs: Any
-    parameters: dict[str, Any] | None = None
+    parameters: JsonObject | None = None
     truncate: bool | None = None
     normalize: bool | None = None
     dimensions: Count | None = None
@@ -93,8 +93,7 @@ class Pipeline(ApiBody, kw_only=True):
     def items(self, client: ModelClient) -> list[Item]:
         if isinstance(self.inputs, bytes):
             return [Item("body", raw=self.inputs)]
-        values = self.inputs if isinstance(self.inputs, list) else [self.inputs]
-        return items_of(values, "inputs", client.codec.part)
+        return items_of(self.inputs, "inputs", client.codec.part)
 
     def client_parameters(self, client: ModelClient) -> Mapping[str, Any]:
         own = {OURS.get(name, name): value for name, value in (self.parameters or {}).items()}
@@ -106,7 +105,7 @@ class Pipeline(ApiBody, kw_only=True):
 
     def document(self, job: ApiJob, items: bytes) -> bytes:
         is_list = isinstance(self.inputs, list) or FORMS[job.client.task].is_listed
-        return bare_list(items) if is_list else bytes(items)
+        return super().document(job, items) if is_list else items
 
 
 def formed(job: ApiJob, result: Predictions) -> list[Any]:
@@ -147,7 +146,7 @@ class Predict(ApiBody, kw_only=True):
         return formed(job, result)
 
     def document(self, job: ApiJob, items: bytes) -> bytes:
-        return bare_list(items) if self.are_several else bytes(items)
+        return super().document(job, items) if self.are_several else items
 
 
 def _pair(value: Any) -> Any:
@@ -170,33 +169,18 @@ class Similarity(ApiBody, kw_only=True):
     """Return the cosine similarity of a sentence and each of the others."""
 
     inputs: Sentences
-    parameters: dict[str, Any] | None = None
+    parameters: JsonObject | None = None
     tasks: ClassVar[tuple[str, ...]] = ("embedding",)
 
     def items(self, client: ModelClient) -> list[Item]:
-        sentences = self.inputs.sentences
-        others = [sentences] if isinstance(sentences, str) else sentences
-        if not others:
-            raise InvalidRequest("the body, 'inputs.sentences' is an empty list; send one or more")
-        return items_of([self.inputs.source_sentence, *others], "inputs")
+        source = Item("inputs.source_sentence", value=self.inputs.source_sentence)
+        return [source, *items_of(self.inputs.sentences, "inputs.sentences")]
 
     def client_parameters(self, client: ModelClient) -> Mapping[str, Any]:
         return {**(self.parameters or {}), "normalize": True}
 
-    def job(self, served: ServedModel, request: Request) -> ApiJob:
-        return SimilarityJob(served, request, self)
-
-    def document(self, job: ApiJob, items: bytes) -> bytes:
-        return bare_list(items)
-
-
-class SimilarityJob(ApiJob):
-    """Compares each vector with the first one, `source`."""
-
-    source: Any = None
-
-    def written(self, result: Predictions) -> bytes:
+    def entries(self, job: ApiJob, result: Predictions) -> list[Any]:
         vectors = [prediction["embedding"] for prediction in result.predictions]
-        if not result.first:
-            self.source = vectors.pop(0)
-        return as_items([float(self.source @ vector) for vector in vectors])
+        if not result.batch.first:
+            job.source = vectors.pop(0)
+        return [float(job.source @ vector) for vector in vectors]

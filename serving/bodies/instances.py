@@ -6,7 +6,7 @@ no more than fit into memory together.
 
 import io
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from math import prod
@@ -65,7 +65,7 @@ class Instances:
         client = served.require_client()
         check_media_type(client, self.media_type)
         self._check_not_json(client)
-        return InstancesJob(served, request, self.items, self.parameters, self.sample_shape)
+        return InstancesJob(served, request, self)
 
     def _check_not_json(self, client: ModelClient) -> None:
         """Refuse a body without a media type that is JSON but not one of our objects, because it is
@@ -88,26 +88,14 @@ class Instances:
             )
 
 
-@dataclass(frozen=True)
-class Predictions:
-    """One prediction for each instance of a batch, the index of its first instance, and the version
-    that answered. `instances` are kept only if the predictions are to be drawn on them; otherwise
-    all images of a request would stay in memory."""
-
-    first: int
-    version: str
-    predictions: list[Any]
-    instances: Sequence[Any] = ()
-    memory: int = 0  # bytes that drawing on the instances takes
-
-
 @dataclass
 class Batch:
     """Instances that are answered together.
 
     `first` is the index of the first instance, and `end` is the index after the last. `calls` are
     the inputs of the calls that are still to be made. `memory` is how many bytes decoding the
-    instances took. `reserved` holds the memory of the batch until it is finished.
+    instances took, and drawing on one takes. `reserved` holds the memory of the batch until it is
+    finished.
     """
 
     first: int
@@ -125,35 +113,39 @@ class Batch:
         self.reserved.shrink()
 
 
-def items_of(values: list[Any], field: str, part: str = "") -> list[Item]:
-    """Return an Item for each instance. A string becomes an object with the key `part` if that is
-    given. Raise InvalidRequest or PayloadTooLarge."""
+@dataclass(frozen=True)
+class Predictions:
+    """One prediction for each instance of a batch, and the version that answered."""
+
+    batch: Batch
+    version: str
+    predictions: list[Any]
+
+
+def items_of(value: Any, field: str, part: str = "") -> list[Item]:
+    """Return an Item for each instance. A value that is not a list is one instance. A string
+    becomes an object with the key `part` if that is given. Raise InvalidRequest or
+    PayloadTooLarge."""
+    values = value if isinstance(value, list) else [value]
     if not values:
         raise InvalidRequest(f"the body, '{field}' is an empty list; send one instance or more")
     check_count(len(values), MOST_INSTANCES, "instances", "send fewer at a time, or JSON lines")
     reserve(ITEM * len(values), "the instances")
     if part:
-        values = [{part: value} if isinstance(value, str) else value for value in values]
-    return [Item(field, value=value) for value in values]
+        values = [{part: each} if isinstance(each, str) else each for each in values]
+    return [Item(field, value=each) for each in values]
 
 
 class InstancesJob(Job):
-    """Makes predictions with a model's client. `parameters` are the parameters in the body."""
+    """Makes predictions with a model's client."""
 
-    def __init__(
-        self,
-        served: ServedModel,
-        request: Request,
-        items: Sequence[Item],
-        parameters: Mapping[str, Any],
-        sample_shape: bool = False,
-    ) -> None:
+    def __init__(self, served: ServedModel, request: Request, body: Instances) -> None:
         """Raise InvalidRequest if a parameter is wrong, and NotAcceptable if an image is requested
         for several instances."""
-        super().__init__(served, request, parameters)
+        super().__init__(served, request, body.parameters)
         self.client = served.require_client()
-        self.items = items
-        self.sample_shape = sample_shape
+        self.items = body.items
+        self.sample_shape = body.sample_shape
         self.truncated = 0  # instances that were longer than the model takes
         # if the caller has no session, the sequence lasts for this request only
         self.sequence = self.session
@@ -161,12 +153,12 @@ class InstancesJob(Job):
             self.sequence = Session(served.sequencing, served.sequencing.new_id())
         # a step of a sequence waits for the answer to the previous step
         self.is_pipelined = not (self.sequence or self.is_decoupled)
-        self.parameters = client_parameters(self.client, request, parameters)
+        self.parameters = client_parameters(self.client, request, body.parameters)
         self.accept = preferred(request.accept, *PICTURES, CSV, NPY_TYPE)
         self.picture = self.accept if self.accept in PICTURES else ""
-        if self.picture and len(items) != 1:
+        if self.picture and len(self.items) != 1:
             raise NotAcceptable(
-                f"Accept: {self.accept} takes one image at a time, got {len(items)} instances"
+                f"Accept: {self.accept} takes one image at a time, got {len(self.items)} instances"
             )
 
     def prepare(self, before: Step | None = None) -> Step:
@@ -277,55 +269,48 @@ class InstancesJob(Job):
                 sleep(self.request.deadline.left(PAUSE))
 
     def _preprocess(self, instances: Sequence[Any], first: int) -> Tensors:
-        with self.request.timings.stage("preprocess"):
-            try:
+        try:
+            with self._step_of_client("preprocess"):
                 return self.client.prepare(instances, self.parameters)
-            # the client counts from the start of its batch, the caller from the start of the
-            # request
-            except DecodingError as err:
-                raise err.at(first + (err.instance or 0)) from err
+        # the client counts from the start of its batch, the caller from the start of the request
+        except DecodingError as err:
+            raise err.at(first + (err.instance or 0)) from err
+
+    @contextmanager
+    def _step_of_client(self, step: str) -> Iterator[None]:
+        """Count the time that the client takes for a step. Raise InferenceFailed if the client has
+        a bug."""
+        with self.request.timings.stage(step):
+            try:
+                yield
             except (ServingError, TooManyRows):
                 raise
             except Exception as err:
-                raise self._failed("preprocess", err) from err
+                raise InferenceFailed(
+                    f"the client of model '{self.served.name}' failed in {step} "
+                    f"({type(err).__name__}); the log has the details under this request_id"
+                ) from err
 
     def finish(self, step: Step, replies: Sequence[InferReply]) -> Predictions:
         """Return the predictions for a batch, made from the replies to all of its rows."""
         batch: Batch = step.batch
         outputs = self._outputs(replies)
-        with self.request.timings.stage("postprocess"):
-            try:
-                predictions = list(
-                    self.client.postprocess(
-                        outputs, batch.tensors, batch.instances, self.parameters
-                    )
-                )
-            except ServingError:
-                raise
-            except Exception as err:
-                raise self._failed("postprocess", err) from err
+        with self._step_of_client("postprocess"):
+            predictions = list(
+                self.client.postprocess(outputs, batch.tensors, batch.instances, self.parameters)
+            )
         if len(predictions) != len(batch.instances):
             raise InferenceFailed(
                 f"the client of model '{self.served.name}' made {len(predictions)} predictions of "
                 f"{len(batch.instances)} instances"
             )
         self.truncated += total(batch.tensors, "truncated")
-        version = replies[-1].version
-        if self.picture:
-            return Predictions(batch.first, version, predictions, batch.instances, batch.memory)
-        return Predictions(batch.first, version, predictions)
+        return Predictions(batch, replies[-1].version, predictions)
 
     def release(self, step: Step) -> None:
         """Free the batch, unless its image is still to be drawn on."""
         if not self.picture:
             step.batch.clear()
-
-    def _failed(self, step: str, error: Exception) -> InferenceFailed:
-        kind = type(error).__name__
-        return InferenceFailed(
-            f"the client of model '{self.served.name}' failed in {step} ({kind}); "
-            "the log has the details under this request_id"
-        )
 
     def _outputs(self, replies: Sequence[InferReply]) -> Tensors:
         """Return the outputs of all calls, concatenated by rows."""
@@ -375,8 +360,9 @@ class InstancesJob(Job):
 
     def _drawing(self, results: Iterator[Predictions]) -> Reply:
         (result,) = results
-        with reserve(result.memory, "the drawing"):
-            drawn = self.client.draw(result.instances[0], result.predictions[0])
+        batch = result.batch
+        with reserve(batch.memory, "the drawing"):
+            drawn = self.client.draw(batch.instances[0], result.predictions[0])
             return Reply(encode_image(drawn, self.picture), self.picture, result.version)
 
     def _npy(self, results: Iterator[Predictions]) -> Reply:
@@ -402,7 +388,7 @@ class InstancesJob(Job):
 
     def line(self, result: Predictions) -> bytes:
         about: dict[str, Any] = {"model_name": self.served.public_name}
-        about |= {"model_version": result.version, "offset": result.first}
+        about |= {"model_version": result.version, "offset": result.batch.first}
         return listed(about, "predictions", as_items(result.predictions))
 
 

@@ -20,6 +20,7 @@ from msgspec import UNSET
 
 from clients.base import Model, TensorSpec
 from serving.bodies import schemas
+from serving.bodies.schemas import JsonObject
 from serving.bodies.tabular import tensor_reply
 from serving.bodies.values import (
     check_shape,
@@ -36,7 +37,7 @@ from serving.headers import CSV, JSON_TYPE, NPY_TYPE, preferred
 from serving.job import Job, Reply, Step
 from serving.model_status.served_model import ServedModel
 from serving.named_value import nearest, unknown
-from serving.request import UNNAMED, Request, Target
+from serving.request import Request, Target
 from serving.request_memory import SORTED, reserve, tensor_strings
 from serving.sessions import SEQUENCE_END
 from serving.triton.tensors import DATATYPES, SIZES, Array, InferReply, Tensor, to_raw
@@ -53,33 +54,41 @@ HEADER_LENGTH = "Inference-Header-Content-Length"
 
 @dataclass(frozen=True)
 class TensorBody:
-    """A request with tensors. `document` is its JSON, or None for raw input; `binary` is the data
-    after the JSON; `length` is the size of the whole body.
+    """A request with tensors. `document` is its JSON; `binary` is the data after the JSON; `length`
+    is the size of the whole body.
 
     `is_kserve` says that the request came through KServe's own routes, whose replies give the
     length of their JSON in the header HEADER_LENGTH.
     """
 
-    document: schemas.Tensors | None
-    binary: memoryview
+    document: schemas.Tensors
     length: int
+    binary: bytes | memoryview = b""
     is_kserve: bool = False
 
     @property
     def named(self) -> Target:
-        return self.document.target() if self.document else UNNAMED
+        return self.document.target()
 
     def bind(self, served: ServedModel, request: Request) -> Job:
-        kind = RawJob if self.document is None else TensorJob
-        return kind(served, request, self)
+        return TensorJob(served, request, self)
+
+    def inputs(self, job: Job) -> list[Tensor]:
+        """Return the inputs of the job's only step. Raise InvalidRequest or PayloadTooLarge."""
+        served = job.served
+        inputs = read_inputs(self.document, self.binary, self.length)
+        if served.client and served.client.codec is ROW:
+            inputs = [widened(tensor, served.model.inputs) for tensor in inputs]
+        _check_inputs(served.model, inputs)
+        return inputs
 
 
 class TensorJob(Job):
-    """One call with tensors. `document` is the JSON of the body, empty if the body has none."""
+    """One call with the tensors of a body."""
 
     def __init__(self, served: ServedModel, request: Request, body: TensorBody) -> None:
         """Raise InvalidRequest or PayloadTooLarge."""
-        document = body.document or schemas.Tensors(inputs=[])
+        document = body.document
         self.document = document
         self.body = body
         self.parameters = document.parameters or {}
@@ -87,12 +96,14 @@ class TensorJob(Job):
         if document.sequence_end is not UNSET:
             flags[SEQUENCE_END] = document.sequence_end
         super().__init__(served, request, flags, self.parameters)
-        # how many classes are requested of each output; 0 requests the output itself
-        self.outputs: dict[str, int] = {}
+        # if an output is listed twice, the first entry counts
+        self.outputs: dict[str, schemas.OutputParameters] = {}
         for output in document.outputs:
-            count = (output.parameters.classification or 0) if output.parameters else 0
-            self.outputs.setdefault(output.name, count)
-        self.classes = {name: count for name, count in self.outputs.items() if count}
+            self.outputs.setdefault(output.name, output.parameters or schemas.OutputParameters())
+        # how many classes are requested of an output
+        self.classes: dict[str, Any] = {
+            name: own.classification for name, own in self.outputs.items() if own.classification
+        }
         for spec in served.model.outputs:
             if spec.name in self.classes and spec.datatype not in SCORES:
                 kinds = ", ".join(sorted(SCORES))
@@ -104,14 +115,8 @@ class TensorJob(Job):
         forwarded = {
             name: value for name, value in self.parameters.items() if name != "binary_data_output"
         }
-        parameters = request_parameters(forwarded, self.served.sequencing)
-        if self.session:
-            parameters = {**parameters, **self.session.parameters()}
-        inputs = read_inputs(self.document, self.body.binary, self.body.length)
-        if self.served.client and self.served.client.codec is ROW:
-            inputs = [widened(tensor, self.served.model.inputs) for tensor in inputs]
-        _check_inputs(self.served.model, inputs)
-        return Step(inputs, parameters, tuple(self.outputs))
+        parameters = request_parameters(self, forwarded)
+        return Step(self.body.inputs(self), parameters, tuple(self.outputs))
 
     def finish(self, step: Step, replies: Sequence[InferReply]) -> InferReply:
         """Return the reply. If an output is requested as classes, replace it with its classes.
@@ -159,15 +164,15 @@ class TensorJob(Job):
         """Return the names of the outputs whose data follows the JSON of the reply as bytes.
 
         An output's parameter `binary_data` takes precedence over the request's parameter
-        `binary_data_output`. If the request lists an output twice, the first entry counts.
+        `binary_data_output`.
         """
         default = bool(self.parameters.get("binary_data_output", False))
-        choices: dict[str, bool] = {}
-        for output in self.document.outputs:
-            own_choice = output.parameters.binary_data if output.parameters else UNSET
-            choice = default if own_choice is UNSET else own_choice
-            choices.setdefault(output.name, choice)
-        return {tensor.name for tensor in result.outputs if choices.get(tensor.name, default)}
+        chosen = {
+            name: own.binary_data
+            for name, own in self.outputs.items()
+            if own.binary_data is not UNSET
+        }
+        return {tensor.name for tensor in result.outputs if chosen.get(tensor.name, default)}
 
 
 def _check_inputs(model: Model, inputs: Sequence[Tensor]) -> None:
@@ -186,45 +191,40 @@ def _check_inputs(model: Model, inputs: Sequence[Tensor]) -> None:
             )
 
 
-class RawJob(TensorJob):
-    """One call whose only input is the whole body. All outputs of the reply are binary."""
+class RawBody(TensorBody):
+    """A request without JSON: the whole body is the data of the model's only input."""
 
-    def prepare(self, before: Step | None = None) -> Step:
-        if self.request.stream:
+    def inputs(self, job: Job) -> list[Tensor]:
+        if job.request.stream:
             raise InvalidRequest(
                 "raw binary input (json-header-size=0) cannot be streamed; send the JSON header too"
             )
-        if self.session:
+        if job.session:
             raise InvalidRequest(
                 "raw binary input (json-header-size=0) cannot be part of a session: send its JSON"
             )
-        return Step([raw_input(self.served, self.body.binary)])
-
-    def _binary_outputs(self, result: InferReply) -> set[str]:
-        return {tensor.name for tensor in result.outputs}
+        return [raw_input(job.served.model, self.binary)]
 
 
-def read_inputs(document: schemas.Tensors, binary: memoryview, length: int) -> list[Tensor]:
+def read_inputs(document: schemas.Tensors, binary: bytes | memoryview, length: int) -> list[Tensor]:
     """Return the tensors of a body of `length` bytes, whose data after the JSON is `binary`. Raise
     InvalidRequest and others."""
     inputs = []
     for entry in in_time(document.inputs):
-        name = entry.name
-        datatype = entry.datatype
-        available = len(binary)
-        if datatype not in DATATYPES:
-            raise InvalidRequest(f"input '{name}': {unknown('datatype', datatype, DATATYPES)}")
         size = entry.parameters.binary_data_size if entry.parameters else None
-        if size is not None and size > available:
-            raise InvalidRequest(
-                f"input '{name}': binary_data_size is {size}, {available} bytes are left"
-            )
-        shape = check_shape(name, entry.shape, length)
-        if size is None:
-            inputs.append(_with_data(entry, shape))
-        else:
-            inputs.append(_with_binary(entry, shape, binary[:size]))
-            binary = binary[size:]
+        try:
+            if entry.datatype not in DATATYPES:
+                raise InvalidRequest(unknown("datatype", entry.datatype, DATATYPES))
+            if size is not None and size > len(binary):
+                raise InvalidRequest(f"binary_data_size is {size}, {len(binary)} bytes are left")
+            shape = check_shape(entry.shape, length)
+            if size is None:
+                inputs.append(_with_data(entry, shape))
+            else:
+                inputs.append(_with_binary(entry, shape, binary[:size]))
+                binary = binary[size:]
+        except InvalidRequest as err:
+            raise InvalidRequest(f"input '{entry.name}': {err}") from err
     if len(binary):
         raise InvalidRequest(
             f"{len(binary)} bytes of the body belong to no input (binary_data_size)"
@@ -235,32 +235,27 @@ def read_inputs(document: schemas.Tensors, binary: memoryview, length: int) -> l
 def _with_data(entry: schemas.Input, shape: tuple[int, ...]) -> Tensor:
     """Return the tensor of an input whose values are in the JSON. Raise InvalidRequest."""
     if entry.data is UNSET:
-        raise InvalidRequest(
-            f"input '{entry.name}': it has no data, and no binary_data_size in its parameters"
-        )
-    flat = flat_array(entry.name, entry.datatype, entry.data)
+        raise InvalidRequest("it has no data, and no binary_data_size in its parameters")
+    flat = flat_array(entry.datatype, entry.data)
     if flat.size != math.prod(shape):
         raise InvalidRequest(
-            f"input '{entry.name}': its shape {list(shape)} does not fit the {flat.size} "
-            "values in its data"
+            f"its shape {list(shape)} does not fit the {flat.size} values in its data"
         )
     return Tensor(entry.name, entry.datatype, shape, to_raw(flat, entry.datatype))
 
 
-def _with_binary(entry: schemas.Input, shape: tuple[int, ...], data: memoryview) -> Tensor:
+def _with_binary(entry: schemas.Input, shape: tuple[int, ...], data: bytes | memoryview) -> Tensor:
     """Return the tensor of an input whose values are the bytes `data` after the JSON. Raise
     InvalidRequest or PayloadTooLarge."""
     if entry.data is not UNSET:
-        raise InvalidRequest(
-            f"input '{entry.name}': it has both data and binary_data_size; send one of them"
-        )
+        raise InvalidRequest("it has both data and binary_data_size; send one of them")
     count = math.prod(shape)
     if entry.datatype == "BYTES":  # Triton counts the strings itself
         check_count(count, MOST_STRINGS, "strings")
     elif count * SIZES[entry.datatype] != len(data):
         raise InvalidRequest(
-            f"input '{entry.name}': {len(data)} bytes of binary data do not fill its shape "
-            f"{list(shape)} of {entry.datatype}"
+            f"{len(data)} bytes of binary data do not fill its shape {list(shape)} of "
+            f"{entry.datatype}"
         )
     return Tensor(entry.name, entry.datatype, shape, data)
 
@@ -283,7 +278,7 @@ def write_reply(
 ) -> bytes:
     """Return the JSON of a KServe v2 reply. Outputs named in `binary` have the size of their data
     in place of the data. Raise PayloadTooLarge before anything is written."""
-    document: dict[str, Any] = {"id": own_id} if own_id else {}
+    document: JsonObject = {"id": own_id} if own_id else {}
     document |= {"model_name": served.public_name, "model_version": reply.version}
     if reply.parameters:
         document["parameters"] = dict(reply.parameters)
@@ -291,7 +286,7 @@ def write_reply(
     text.write(orjson.dumps({**document, "outputs": []})[:-2])
     with reserve_json([tensor for tensor in reply.outputs if tensor.name not in binary], budget):
         for number, tensor in enumerate(reply.outputs):
-            about: dict[str, Any] = {"name": tensor.name, "datatype": tensor.datatype}
+            about: JsonObject = {"name": tensor.name, "datatype": tensor.datatype}
             about["shape"] = tensor.shape
             if tensor.name in binary:
                 about["parameters"] = {"binary_data_size": len(tensor.data)}
@@ -307,17 +302,23 @@ def write_reply(
         return text.getvalue()
 
 
-def raw_input(served: ServedModel, data: memoryview) -> Tensor:
+def only_input(model: Model, body: str, remedy: str) -> TensorSpec:
+    """Return the model's only input. Raise InvalidRequest if it has several or none, because the
+    `body` is a single tensor."""
+    if len(model.inputs) != 1:
+        names = ", ".join(spec.name for spec in model.inputs)
+        raise InvalidRequest(
+            f"{body} is one tensor, and model '{model.name}' has {len(model.inputs)} inputs "
+            f"({names}); send {remedy}"
+        )
+    return model.inputs[0]
+
+
+def raw_input(model: Model, data: bytes | memoryview) -> Tensor:
     """Return the model's only input, with the whole body as its data, as Triton does
     (infer_request.cc): a dimension of -1 is computed from the others, and an input of strings is
     one string. Raise InvalidRequest."""
-    model = served.model
-    if len(model.inputs) != 1:
-        raise InvalidRequest(
-            f"raw binary input is one tensor, and model '{model.name}' has "
-            f"{len(model.inputs)} inputs"
-        )
-    spec = model.inputs[0]
+    spec = only_input(model, "raw binary input", "the JSON header too")
     batch = (1,) if model.max_batch_size else ()
     if spec.datatype == "BYTES":
         if any(size not in (1, -1) for size in spec.shape):
@@ -326,7 +327,7 @@ def raw_input(served: ServedModel, data: memoryview) -> Tensor:
                 "this is one"
             )
         ones = [1] * len(spec.shape)
-        string = len(data).to_bytes(4, "little") + data
+        string = len(data).to_bytes(4, "little") + bytes(data)
         return Tensor(spec.name, "BYTES", (*batch, *ones), string)
     count, rest = divmod(len(data), SIZES[spec.datatype])
     shape = filled(spec.shape, count)
@@ -342,11 +343,11 @@ def filled(shape: Sequence[int], count: int) -> tuple[int, ...] | None:
     """Return the shape with its only -1 replaced so that it has `count` elements, or None if that
     is impossible."""
     fixed = math.prod(size for size in shape if size != -1)
-    if not fixed or count % fixed:
+    if not fixed or count % fixed or shape.count(-1) > 1:
         return None
     missing = count // fixed
     full = tuple(missing if size == -1 else size for size in shape)
-    return full if math.prod(full) == count and shape.count(-1) <= 1 else None
+    return full if math.prod(full) == count else None
 
 
 def check_misspelt(keys: Collection[str]) -> None:
@@ -371,36 +372,36 @@ def classified(
     """Return the `count` best classes of each row as strings of shape [rows, classes], or [classes]
     for a model without a batch dimension. The highest score comes first; for equal scores, the
     lowest index."""
-    shape = tensor.shape if is_batched else (1, *tensor.shape)
-    width = math.prod(shape[1:])
+    rows, *row = tensor.shape if is_batched else (1, *tensor.shape)
+    width = math.prod(row)
     count = min(count, width)
-    check_count(
-        shape[0] * count, MOST_STRINGS, f"classes of output '{tensor.name}'", "ask for fewer"
-    )
-    most = SORTED * shape[0] * width + tensor_strings(shape[0] * count, 0)
-    reserve(most, f"sorting output '{tensor.name}'")
-    scores = tensor.array().reshape(shape[0], width)
+    check_count(rows * count, MOST_STRINGS, f"classes of output '{tensor.name}'", "ask for fewer")
+    sorting = SORTED * rows * width
+    reserve(sorting + tensor_strings(rows * count, 0), f"sorting output '{tensor.name}'")
+    scores = tensor.array().reshape(rows, width)
     order = _best(scores, count)
-    classes = np.empty(order.shape, np.object_)
+    best = np.take_along_axis(scores, order, axis=1)
+    classes = []
     length = 0
-    for row, indices in enumerate(order):
-        best = zip(scores[row, indices].tolist(), indices.tolist(), strict=True)
-        for at, (score, index) in enumerate(best):
-            label = labels[index] if index < len(labels) else b""
-            classes[row, at] = _class(score, index, label)
-            length += len(classes[row, at])
+    for score, index in zip(best.ravel().tolist(), order.ravel().tolist(), strict=True):
+        label = labels[index] if index < len(labels) else b""
+        classes.append(_class(score, index, label))
+        length += len(classes[-1])
         budget.check_output(length)
-    if not is_batched:
-        classes = classes[0]
-    return Tensor.of(tensor.name, classes, "BYTES")
+    array = np.array(classes, np.object_)
+    if is_batched:
+        array = array.reshape(order.shape)
+    return Tensor.of(tensor.name, array, "BYTES")
 
 
 def _best(scores: Array, count: int) -> Array:
     """Return the indices of the `count` highest scores in each row, the highest first. Of equal
     scores, the one with the lowest index comes first."""
     # a stable sort of the mirrored row orders equal scores by descending index
-    mirrored = np.argsort(scores[:, ::-1], axis=1, kind="stable")
-    return scores.shape[1] - 1 - mirrored[:, ::-1][:, :count]
+    ascending = np.argsort(scores[:, ::-1], axis=1, kind="stable")
+    best = ascending[:, ::-1][:, :count]
+    last = scores.shape[1] - 1
+    return last - best
 
 
 def _class(score: float, index: int, label: bytes) -> bytes:

@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from http import HTTPStatus
 from itertools import chain, islice
-from typing import Any, ClassVar
+from typing import Any
 
 import orjson
 
@@ -24,7 +24,6 @@ from serving.bodies.decoder import Item
 from serving.bodies.documents import WHOLE_BODY, FlatBody, Shape, read_shape
 from serving.bodies.instances import Instances, InstancesJob, as_items, client_parameters, document
 from serving.bodies.schemas import BOM, read
-from serving.bodies.tables import CsvBody
 from serving.budget import TURN, check_time, in_time, read_json
 from serving.errors import (
     DecodingError,
@@ -91,7 +90,6 @@ class JsonLines:
         return (line for line in lines if not line.isspace())
 
     def bind(self, served: ServedModel, request: Request) -> Job:
-        request = replace(request, stream="", accept="")
         records = (self._read(line, served, request.target) for line in self._lines())
         return LinesJob(served, request, records)
 
@@ -143,24 +141,9 @@ def _check_target(named: Target, served: ServedModel, target: Target) -> None:
         )
 
 
-@dataclass(frozen=True)
-class CsvLines:
-    """A body of CSV rows, each of which is answered with a line of JSON."""
-
-    table: CsvBody
-    named: ClassVar[Target] = UNNAMED
-
-    def bind(self, served: ServedModel, request: Request) -> Job:
-        request = replace(request, stream="", accept="")
-        items = self.table.items(served.require_client())
-        return LinesJob(
-            served, request, (Record(Instances([item]), is_bare=True) for item in items)
-        )
-
-
 class LinesJob(Job):
-    """Answers a body of lines, one job after another. `version` is a model version that answered at
-    least one line."""
+    """Answers a body of lines, one job after another. Lines are never streamed, and the header
+    Accept is ignored. `version` is a model version that answered at least one line."""
 
     def __init__(self, served: ServedModel, request: Request, records: Iterator[Record]) -> None:
         """Raise InvalidRequest if a parameter is wrong, or if the lines belong to a session."""
@@ -170,7 +153,7 @@ class LinesJob(Job):
             )
         if served.client:
             client_parameters(served.client, request, {})
-        super().__init__(served, request)
+        super().__init__(served, replace(request, stream="", accept=""))
         self._records = records
         self.version = request.target.version or ""
 
@@ -238,7 +221,7 @@ class LinesJob(Job):
     def _predict(self, gateway: TritonGateway, records: list[Record]) -> list[bytes]:
         every = [record.body for record in records if isinstance(record.body, Instances)]
         items = list(chain.from_iterable(instances.items for instances in every))
-        job = InstancesJob(self.served, self.request, items, every[0].parameters)
+        job = InstancesJob(self.served, self.request, Instances(items, every[0].parameters))
         results = list(Run(job, gateway).results())
         self.version = results[-1].version
         predictions = chain.from_iterable(result.predictions for result in results)

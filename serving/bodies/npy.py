@@ -2,22 +2,20 @@
 
 import io
 import math
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.lib import format as npy
 
 from clients.base import TensorSpec
-from serving.bodies.kserve import TensorBody, TensorJob
+from serving.bodies import schemas
+from serving.bodies.kserve import TensorBody, only_input
 from serving.bodies.tabular import KINDS
 from serving.bodies.values import fitted, out_of_range
 from serving.budget import MOST_DIMENSIONS, MOST_STRINGS, check_count
 from serving.errors import DecodingError, InvalidRequest
-from serving.job import Job, Step
-from serving.model_status.served_model import ServedModel
+from serving.job import Job
 from serving.named_value import INT64
-from serving.request import UNNAMED, Request, Target
 from serving.request_memory import INPUT, reserve, tensor_strings
 from serving.triton.tensors import Array, Tensor, numpy_dtype
 
@@ -25,38 +23,18 @@ NPY_MAGIC = b"\x93NUMPY"
 ZIP = b"PK"
 
 
-@dataclass(frozen=True)
-class NpyBody:
-    """A body that is an npy file."""
+class NpyBody(TensorBody):
+    """A body that is an npy file, whose array is the model's only input."""
 
-    data: bytes
-    named: ClassVar[Target] = UNNAMED
+    @classmethod
+    def of(cls, data: bytes) -> "NpyBody":
+        return cls(schemas.Tensors(inputs=[]), len(data), data)
 
-    def bind(self, served: ServedModel, request: Request) -> Job:
-        return NpyJob(served, request, self.data)
-
-
-class NpyJob(TensorJob):
-    """One call whose only input is the array of an npy file."""
-
-    def __init__(self, served: ServedModel, request: Request, data: bytes) -> None:
-        super().__init__(served, request, TensorBody(None, memoryview(data), len(data)))
-        self.data = data
-
-    def prepare(self, before: Step | None = None) -> Step:
-        """Return the job's only step."""
-        model = self.served.model
-        if len(model.inputs) != 1:
-            names = ", ".join(spec.name for spec in model.inputs)
-            raise InvalidRequest(
-                f"an npy body is one tensor, and model '{model.name}' has "
-                f"{len(model.inputs)} inputs ({names}); send KServe v2 tensors"
-            )
-        spec = model.inputs[0]
-        array = _fitted(read_npy(self.data), spec, model.max_batch_size)
-        tensor = Tensor.of(spec.name, array, spec.datatype)
-        parameters = self.session.parameters() if self.session else {}
-        return Step([tensor], parameters)
+    def inputs(self, job: Job) -> list[Tensor]:
+        model = job.served.model
+        spec = only_input(model, "an npy body", "KServe v2 tensors")
+        array = _fitted(read_npy(bytes(self.binary)), spec, model.max_batch_size)
+        return [Tensor.of(spec.name, array, spec.datatype)]
 
 
 def read_npy(data: bytes) -> Array:
@@ -105,8 +83,7 @@ def _fills(shape: tuple[int, ...], itemsize: int, size: int) -> bool:
 
 
 def _fitted(array: Array, spec: TensorSpec, max_batch_size: int) -> Array:
-    datatype = "FP32" if spec.datatype == "BF16" else spec.datatype
-    dtype = numpy_dtype(datatype)
+    dtype = numpy_dtype(spec.datatype)
     if spec.datatype == "BYTES" and array.dtype.kind in "SU":
         check_count(array.size, MOST_STRINGS, "strings")
         reserve(tensor_strings(array.size, array.nbytes), "the strings of the npy file")
@@ -119,7 +96,7 @@ def _fitted(array: Array, spec: TensorSpec, max_batch_size: int) -> Array:
     if max_batch_size and array.ndim == len(spec.shape):
         array = array[np.newaxis]
     if (numbers := fitted(array, dtype)) is None:
-        raise out_of_range(spec.name, spec.datatype, dtype)
+        raise InvalidRequest(f"input '{spec.name}': {out_of_range(spec.datatype, dtype)}")
     return numbers
 
 

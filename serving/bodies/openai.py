@@ -48,7 +48,7 @@ class Embeddings(ApiBody, kw_only=True):
             vectors = [_base64(vector) for vector in vectors]
         return [
             {"object": "embedding", "index": index, "embedding": vector}
-            for index, vector in enumerate(vectors, result.first)
+            for index, vector in enumerate(vectors, result.batch.first)
         ]
 
     def document(self, job: ApiJob, items: bytes) -> bytes:

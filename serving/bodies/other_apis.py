@@ -10,8 +10,8 @@ from msgspec import Meta, Struct
 
 from clients.base import ModelClient, Tensors
 from serving.bodies.decoder import Item
-from serving.bodies.instances import InstancesJob, Predictions, as_items, items_of, total
-from serving.bodies.schemas import read
+from serving.bodies.instances import Instances, InstancesJob, Predictions, as_items, items_of, total
+from serving.bodies.schemas import JsonObject, read
 from serving.budget import MOST_INSTANCES
 from serving.errors import InvalidRequest
 from serving.job import Job, Step
@@ -19,7 +19,7 @@ from serving.model_status.served_model import ServedModel
 from serving.request import Request, Target
 from serving.triton.tensors import InferReply
 
-TEXT: dict[str, Any] = {"type": "string"}
+TEXT: JsonObject = {"type": "string"}
 TEXTS = Meta(extra_json_schema={"items": TEXT, "minItems": 1, "maxItems": MOST_INSTANCES})
 Texts = str | Annotated[list[Any], TEXTS]
 # Where tokenizers cut a text. Generators of clients refuse an enum of "right" and "Right".
@@ -31,7 +31,6 @@ class ApiBody(Struct, forbid_unknown_fields=True, kw_only=True):
 
     model: str | None = None
     tasks: ClassVar[tuple[str, ...]] = ()
-    unknown_key_hint: ClassVar[str] = ""
 
     @property
     def named(self) -> Target:
@@ -46,10 +45,7 @@ class ApiBody(Struct, forbid_unknown_fields=True, kw_only=True):
                 f"the task of model '{served.public_name}' is '{task}', and this route takes "
                 f"{' or '.join(self.tasks)}: name another model"
             )
-        return self.job(served, replace(request, accept="", stream=""))
-
-    def job(self, served: ServedModel, request: Request) -> "ApiJob":
-        return ApiJob(served, request, self)
+        return ApiJob(served, replace(request, accept="", stream=""), self)
 
     @classmethod
     def of(cls, data: bytes) -> "ApiBody":
@@ -69,19 +65,22 @@ class ApiBody(Struct, forbid_unknown_fields=True, kw_only=True):
         raise NotImplementedError
 
     def document(self, job: "ApiJob", items: bytes) -> bytes:
-        """Return the JSON of the reply with the `items` of its list."""
-        raise NotImplementedError
+        """Return the JSON of the reply with the `items` of its list, which is the whole reply
+        unless a subclass overrides this."""
+        return b"".join((b"[", items, b"]"))
 
 
 class ApiJob(InstancesJob):
     """Predictions that are answered in the format of another API. `tokens` counts the tokens that
-    the model has read."""
+    the model has read. `source` is the vector with which a Similarity compares the others."""
+
+    source: Any = None
 
     def __init__(self, served: ServedModel, request: Request, body: ApiBody) -> None:
         client = served.require_client()
         values = body.client_parameters(client).items()
         set_ = {name: value for name, value in values if value is not None}
-        super().__init__(served, request, body.items(client), set_)
+        super().__init__(served, request, Instances(body.items(client), set_))
         self.body = body
         self.tokens = 0
 
@@ -106,18 +105,12 @@ def _tokens_read(tensors: Tensors) -> int:
     return total(tensors, "attention_mask")
 
 
-def bare_list(items: bytes) -> bytes:
-    """Return the JSON of a list with the `items`."""
-    return b"".join((b"[", items, b"]"))
-
-
 def texts_of(value: str | list[Any], field: str) -> list[Item]:
     """Return a text, or each text of a list, as an instance. Raise InvalidRequest or
     PayloadTooLarge."""
-    values = [value] if isinstance(value, str) else value
-    if values and isinstance(values[0], int | list):
+    if isinstance(next(iter(value), ""), int | list):
         raise InvalidRequest(
             f"the body, '{field}' holds token ids, which mean other tokens to this model; send "
             "strings (LangChain: OpenAIEmbeddings(check_embedding_ctx_length=False))"
         )
-    return items_of(values, field)
+    return items_of(value, field)

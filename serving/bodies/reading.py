@@ -19,21 +19,21 @@ from serving.bodies.forms import TEXT, URL_ENCODED, TextOrForm, named_in_form, r
 from serving.bodies.instances import Instances
 from serving.bodies.kserve import BINARY_TYPE
 from serving.bodies.libsvm import LibsvmBody
-from serving.bodies.lines import LINES_TYPES, CsvLines, JsonLines
+from serving.bodies.lines import LINES_TYPES, JsonLines
 from serving.bodies.npy import NPY_MAGIC, NpyBody
 from serving.bodies.other_apis import ApiBody
-from serving.bodies.schemas import BOM, read
+from serving.bodies.schemas import BOM, JsonObject, read
 from serving.bodies.tables import CsvBody, read_csv
 from serving.codecs import FORM
 from serving.errors import InvalidRequest, PayloadTooLarge
-from serving.headers import CSV, JSON_LINES, LIBSVM, NPY_TYPE, preferred
+from serving.headers import CSV, LIBSVM, NPY_TYPE
 
 # image formats by their first bytes
 IMAGES = {b"\x89PNG": "png", b"\xff\xd8\xff": "jpeg", b"RIFF": "webp", b"GIF8": "gif"}
 OBJECT = re.compile(rb"(?:%b)?\s*\{" % BOM)
 LISTED: Any = list[Any] | str
 LIST_OR_STRING = re.compile(rb"(?:%b)?\s*[\[\"]" % BOM)
-Body = Shape | ApiBody | BareBody | CsvBody | CsvLines | JsonLines | NpyBody | TextOrForm
+Body = Shape | ApiBody | BareBody | CsvBody | JsonLines | TextOrForm
 
 
 def read_attributes(header: str) -> dict[str, str]:
@@ -55,11 +55,8 @@ def media_type(content_type: str) -> tuple[str, Mapping[str, str]]:
     return kind.lower(), params
 
 
-def read_body(
-    content_type: str, data: bytes, generates: bool = False, stream: str = "", accept: str = ""
-) -> Body:
-    """Parse a body of any kind. `generates` and `stream` are passed on to a FlatBody. Rows of CSV
-    are answered with JSON lines if `accept` asks for them, as batch transform does. Raise
+def read_body(content_type: str, data: bytes, generates: bool = False, stream: str = "") -> Body:
+    """Parse a body of any kind. `generates` and `stream` are passed on to a FlatBody. Raise
     InvalidRequest."""
     kind, params = media_type(content_type)
     if kind != BINARY_TYPE and BINARY_TYPE in content_type.lower():
@@ -69,7 +66,7 @@ def read_body(
     if kind == BINARY_TYPE:
         return read_binary(params.get("json-header-size", ""), "json-header-size", data)
     if kind == NPY_TYPE or data.startswith(NPY_MAGIC):
-        return NpyBody(data)
+        return NpyBody.of(data)
     if kind == FORM:
         return read_form(data, params.get("boundary", ""))
     if not data:
@@ -82,9 +79,9 @@ def read_body(
     if document := _object_in_text(data):
         return read_shape(document, len(data), generates, stream)
     if kind in LIBSVM:
-        return _table(LibsvmBody(data), accept)
+        return LibsvmBody(data)
     if kind == CSV:
-        return _table(read_csv(data, params.get("header", "")), accept)
+        return read_csv(data, params.get("header", ""))
     items = [Item("body", raw=data)]
     if kind == URL_ENCODED:
         return TextOrForm(items, kind, named=named_in_form(data))
@@ -105,19 +102,12 @@ def _read_json(data: bytes, generates: bool, stream: str) -> Body:
     return read_object(data, generates, stream)
 
 
-def _table(table: CsvBody, accept: str) -> Body:
-    """Return the body for a table. `accept` decides whether each row is answered with a line of its
-    own."""
-    is_by_line = preferred(accept, CSV, JSON_LINES) == JSON_LINES
-    return CsvLines(table) if is_by_line else table
-
-
-def _object_in_text(data: bytes) -> dict[str, Any] | None:
+def _object_in_text(data: bytes) -> JsonObject | None:
     """Return the JSON object in a text or CSV body, or None if it has none of WHOLE_BODY's keys."""
     if not OBJECT.match(data):
         return None
     with suppress(InvalidRequest, PayloadTooLarge):
-        document = read(dict[str, Any], data)
+        document = read(JsonObject, data)
         if not WHOLE_BODY.isdisjoint(document):
             return document
     return None

@@ -8,8 +8,8 @@ from msgspec import Struct
 from clients.base import ModelClient
 from serving.bodies.decoder import Item
 from serving.bodies.instances import Predictions, listed
-from serving.bodies.other_apis import ApiBody, ApiJob, Direction, bare_list
-from serving.bodies.schemas import Count
+from serving.bodies.other_apis import ApiBody, ApiJob, Direction
+from serving.bodies.schemas import Count, JsonObject
 
 
 class Document(Struct):
@@ -59,7 +59,7 @@ class Rerank(ApiBody, kw_only=True):
         score = "relevance_score" if self.texts is None else "score"
         entries = []
         for ranked in prediction["ranking"]:
-            entry: dict[str, Any] = {"index": ranked["index"], score: ranked["score"]}
+            entry: JsonObject = {"index": ranked["index"], score: ranked["score"]}
             if self.return_documents:
                 entry["document"] = {"text": ranked["document"]}
             if self.return_text:
@@ -69,7 +69,7 @@ class Rerank(ApiBody, kw_only=True):
 
     def document(self, job: ApiJob, items: bytes) -> bytes:
         if self.texts is not None:
-            return bare_list(items)
+            return super().document(job, items)
         about = {"id": job.request.id, "model": job.served.public_name, "usage": job.usage()}
         return listed(about, "results", items)
 

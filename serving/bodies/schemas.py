@@ -9,7 +9,7 @@ limit.
 import re
 import threading
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
@@ -22,6 +22,7 @@ from serving.request import NAME_KEYS, VERSION_KEY, Target
 from serving.triton.tensors import DATATYPES
 
 Type = TypeVar("Type")
+JsonObject = dict[str, Any]
 SCALAR = Meta(extra_json_schema={"type": ["boolean", "integer", "number", "string"]})
 Parameters = dict[str, Annotated[Any, SCALAR]]
 Size = Annotated[int, Meta(ge=0, le=2**63 - 1)]
@@ -39,7 +40,6 @@ class Named(Struct, kw_only=True):
     model_name: str | None = None
     modelname: str | None = None
     model_version: str | int | None = None
-    unknown_key_hint: ClassVar[str] = ""
 
     def target(self, source: str = "the body") -> Target:
         values = {key: getattr(self, key) for key in (*NAME_KEYS, VERSION_KEY)}
@@ -51,8 +51,7 @@ class Named(Struct, kw_only=True):
 class ForClient(Named, kw_only=True, forbid_unknown_fields=True):
     """A body for a model with a client."""
 
-    parameters: dict[str, Any] | None = None
-    unknown_key_hint: ClassVar[str] = " (put a model's parameters into 'parameters')"
+    parameters: JsonObject | None = None
 
 
 class Instances(ForClient, kw_only=True):
@@ -75,7 +74,6 @@ class Frame(Struct, forbid_unknown_fields=True):
     columns: Values
     data: list[Values]
     index: Any = None
-    unknown_key_hint: ClassVar[str] = ""
 
 
 class DataframeSplit(ForClient, kw_only=True):
@@ -87,7 +85,7 @@ class DataframeSplit(ForClient, kw_only=True):
 class DataframeRecords(ForClient, kw_only=True):
     """Rows of a table, each by its columns, as MLflow's clients send them."""
 
-    dataframe_records: list[dict[str, Any]]
+    dataframe_records: list[JsonObject]
 
 
 class Payload(ForClient, kw_only=True):
@@ -100,7 +98,6 @@ class Picture(Struct, forbid_unknown_fields=True):
     """An image in base64 as the payload."""
 
     img: Any
-    unknown_key_hint: ClassVar[str] = ""
 
 
 class TensorParameters(Struct):
@@ -163,7 +160,6 @@ class RepositoryIndex(Struct, forbid_unknown_fields=True):
     """Which models the index lists: only those that are ready, or all."""
 
     ready: bool = False
-    unknown_key_hint: ClassVar[str] = ""
 
 
 class Load(Struct):
@@ -225,7 +221,9 @@ def _explained(error: msgspec.ValidationError, shape: Any, subject: str) -> str:
         part = location.partition("[")[0]
         struct = {"inputs": Input, "outputs": Output, "dataframe_split": Frame}.get(part, shape)
         problem = unknown("key", field[1], struct.__struct_fields__)
-        return f"{where}: {problem}{shape.unknown_key_hint}"
+        if issubclass(shape, ForClient):
+            problem += " (put a model's parameters into 'parameters')"
+        return f"{where}: {problem}"
     first = message[:1]
     rest = message[1:]
     return f"{where}: {first.lower()}{rest}"

@@ -13,12 +13,13 @@ from typing import Any, ClassVar
 
 from clients.base import ModelClient
 from serving.bodies.decoder import Item
-from serving.bodies.instances import InstancesJob, check_media_type
+from serving.bodies.instances import Instances, InstancesJob, check_media_type
+from serving.bodies.lines import LinesJob, Record
 from serving.bodies.schemas import BOM
 from serving.budget import MOST_INSTANCES, check_count, in_time
 from serving.codecs import Limits, read_cells
 from serving.errors import DecodingError, InvalidRequest
-from serving.headers import CSV
+from serving.headers import CSV, JSON_LINES, preferred
 from serving.job import Job
 from serving.model_status.served_model import ServedModel
 from serving.request import UNNAMED, Request, Target
@@ -46,22 +47,28 @@ class CsvItem(Item):
 @dataclass(frozen=True)
 class CsvBody:
     """A table in CSV. `header` says whether the first row is a header; None means that the model's
-    columns decide."""
+    columns decide. If the table `can_be_lines` and the caller accepts JSON lines, each row is
+    answered with a line of its own, as batch transform expects."""
 
     data: bytes
     header: bool | None = None
     parameters: Mapping[str, Any] = field(default_factory=dict)
+    can_be_lines: bool = True
     named: ClassVar[Target] = UNNAMED
 
     def bind(self, served: ServedModel, request: Request) -> Job:
+        rows = self.items(served.require_client())
+        if self.can_be_lines and preferred(request.accept, CSV, JSON_LINES) == JSON_LINES:
+            records = (Record(Instances([item]), is_bare=True) for item in rows)
+            return LinesJob(served, request, records)
         items: list[Item] = []
-        for item in self.items(served.require_client()):
+        for item in rows:
             items.append(item)
             check_count(len(items), MOST_INSTANCES, "rows", "send fewer at a time")
         if not items:
             raise InvalidRequest("the body has no row (a header alone is none)")
         reserve(ITEM * len(items), "the rows")
-        return InstancesJob(served, request, items, self.parameters)
+        return InstancesJob(served, request, Instances(items, self.parameters))
 
     def items(self, client: ModelClient) -> Iterator[Item]:
         """Yield the rows. Raise InvalidRequest, DecodingError, TooLate and others."""

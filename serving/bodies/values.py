@@ -10,7 +10,6 @@ from typing import Any, Literal
 import numpy as np
 import orjson
 import simdjson
-from numpy.typing import NDArray
 
 from serving.budget import (
     AT_ONCE,
@@ -26,43 +25,46 @@ from serving.budget import (
 )
 from serving.codecs import describe
 from serving.errors import InvalidRequest
+from serving.job import Job
 from serving.named_value import INT64, quoted
 from serving.request_memory import ESCAPED, WRITTEN, Reservation, reserve, tensor_strings
-from serving.sessions import SEQUENCE_PARAMETERS, Sequencing
-from serving.triton.tensors import Parameters, Tensor, numpy_dtype
+from serving.sessions import SEQUENCE_PARAMETERS
+from serving.triton.tensors import Array, Parameters, Tensor, numpy_dtype
 
+TOO_DEEP = f"its data are nested more than {MOST_DIMENSIONS} deep"
 # The types of JSON values that are allowed for a datatype, by the kind of its numpy dtype.
 TYPES: dict[str, set[type]] = {"b": {bool}, "i": {int}, "u": {int}, "f": {int, float}, "O": {str}}
 
 
-def flat_array(name: str, datatype: str, data: Any) -> NDArray[Any]:
-    """Convert JSON values, nested or flat, to a flat array of the datatype (float32 for BF16).
-    Raise InvalidRequest, PayloadTooLarge or TooLate."""
-    dtype = np.dtype(np.float32) if datatype == "BF16" else numpy_dtype(datatype)
+def flat_array(datatype: str, data: Any) -> Array:
+    """Convert JSON values, nested or flat, to a flat array of the datatype. Raise InvalidRequest,
+    PayloadTooLarge or TooLate."""
+    dtype = numpy_dtype(datatype)
     if isinstance(data, simdjson.Array):
         if (numbers := _copied(data, dtype)) is not None:
             return numbers
         data = data.as_list()
     if not isinstance(data, list):
         data = [data]
-    values, types = _flat(name, data)
+    values, types = _flat(data)
     if strange := types - TYPES[dtype.kind]:
         value = next(value for value in values if type(value) in strange)
-        problem = f"its data do not fit {datatype} ({describe(value)})"
-        raise InvalidRequest(f"input '{name}': {problem}")
+        raise InvalidRequest(f"its data do not fit {datatype} ({describe(value)})")
     if datatype == "BYTES":
         check_count(len(values), MOST_STRINGS, "strings")
         reserve(tensor_strings(len(values), sum(map(len, values))), "the strings of a tensor")
         return np.array([value.encode() for value in values], dtype=np.object_)
-    return _numbers(name, datatype, values, dtype)
+    numbers = _numbers(values, dtype)
+    if numbers is None:
+        raise InvalidRequest(out_of_range(datatype, dtype))
+    return numbers
 
 
 # The 8-byte type to which simdjson copies numbers, by the kind of dtype that they become.
-Copied = Literal["d", "i", "u"]
-COPIES: dict[str, Copied] = {"f": "d", "i": "i", "u": "u"}
+COPIES: dict[str, Literal["d", "i", "u"]] = {"f": "d", "i": "i", "u": "u"}
 
 
-def _copied(data: simdjson.Array, dtype: np.dtype[Any]) -> NDArray[Any] | None:
+def _copied(data: simdjson.Array, dtype: np.dtype[Any]) -> Array | None:
     """Return the numbers of an array, nested or flat, or None if one of them does not fit the
     dtype."""
     if dtype.kind not in COPIES:
@@ -74,7 +76,7 @@ def _copied(data: simdjson.Array, dtype: np.dtype[Any]) -> NDArray[Any] | None:
         return None
 
 
-def fitted(numbers: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any] | None:
+def fitted(numbers: Array, dtype: np.dtype[Any]) -> Array | None:
     """Convert numbers to the dtype. Return None if one of them does not fit. Infinity and NaN are
     kept."""
     try:
@@ -86,7 +88,8 @@ def fitted(numbers: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any] | None:
     return cast if is_same else None
 
 
-def _numbers(name: str, datatype: str, values: list[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
+def _numbers(values: list[Any], dtype: np.dtype[Any]) -> Array | None:
+    """Convert Python's numbers to the dtype. Return None if one of them does not fit."""
     limits = np.iinfo(dtype) if dtype.kind in "iu" else None
     numbers = np.empty(len(values), dtype)
     start = 0
@@ -94,23 +97,23 @@ def _numbers(name: str, datatype: str, values: list[Any], dtype: np.dtype[Any]) 
         with np.errstate(over="raise"):
             for some in portions(values):
                 if limits and not limits.min <= min(some) <= max(some) <= limits.max:
-                    raise out_of_range(name, datatype, dtype)
+                    return None
                 numbers[start : start + len(some)] = np.array(some, dtype=dtype)
                 start += len(some)
             return numbers
     # OverflowError is raised for whole numbers of more than 308 digits
-    except (FloatingPointError, OverflowError) as err:
-        raise out_of_range(name, datatype, dtype) from err
+    except (FloatingPointError, OverflowError):
+        return None
 
 
-def out_of_range(name: str, datatype: str, dtype: np.dtype[Any]) -> InvalidRequest:
-    """Return the error for an input with numbers that do not fit its datatype."""
+def out_of_range(datatype: str, dtype: np.dtype[Any]) -> str:
+    """Return the error message for numbers that do not fit their datatype."""
     limits = np.iinfo(dtype) if dtype.kind in "iu" else np.finfo(dtype)
     holds = f"it holds {limits.min} to {limits.max}"
-    return InvalidRequest(f"input '{name}': its data do not fit {datatype} ({holds})")
+    return f"its data do not fit {datatype} ({holds})"
 
 
-def _flat(name: str, values: list[Any]) -> tuple[list[Any], set[type]]:
+def _flat(values: list[Any]) -> tuple[list[Any], set[type]]:
     """Return the values without their nesting, and their types. While all values are lists, each
     pass removes one level. Lists among other values are then flattened recursively."""
     for depth in range(MOST_DIMENSIONS):
@@ -119,10 +122,10 @@ def _flat(name: str, values: list[Any]) -> tuple[list[Any], set[type]]:
             return values, types
         if types != {list}:
             leaves: list[Any] = []
-            _add_leaves(name, values, MOST_DIMENSIONS - depth, leaves)
+            _add_leaves(values, MOST_DIMENSIONS - depth, leaves)
             return leaves, types_of(leaves)
         values = flattened(values)
-    raise _too_deep(name)
+    raise InvalidRequest(TOO_DEEP)
 
 
 def types_of(values: list[Any]) -> set[type]:
@@ -141,20 +144,16 @@ def flattened(lists: list[list[Any]]) -> list[Any]:
     return values
 
 
-def _add_leaves(name: str, values: list[Any], depth: int, leaves: list[Any]) -> None:
+def _add_leaves(values: list[Any], depth: int, leaves: list[Any]) -> None:
     """Append to `leaves` all values that are not lists, including those in lists that are nested at
     most `depth` deep."""
     if not depth:
-        raise _too_deep(name)
+        raise InvalidRequest(TOO_DEEP)
     for value in in_time(values):
         if type(value) is list:
-            _add_leaves(name, value, depth - 1, leaves)
+            _add_leaves(value, depth - 1, leaves)
         else:
             leaves.append(value)
-
-
-def _too_deep(name: str) -> InvalidRequest:
-    return InvalidRequest(f"input '{name}': its data are nested more than {MOST_DIMENSIONS} deep")
 
 
 # The characters of the longest number of each datatype, including a comma.
@@ -167,8 +166,12 @@ WIDTHS = {
     "INT32": 12,
     "UINT32": 11,
     "INT64": 21,
+    "UINT64": 21,
+    "FP16": 16,
+    "BF16": 16,
+    "FP32": 16,
+    "FP64": 25,
 }
-WIDTHS |= {"UINT64": 21, "FP16": 16, "BF16": 16, "FP32": 16, "FP64": 25}
 
 
 def reserve_json(tensors: Sequence[Tensor], budget: Budget) -> Reservation:
@@ -221,13 +224,12 @@ def write_items(text: io.BytesIO, values: Any) -> None:
         text.write(memoryview(piece)[1:-1])
 
 
-def check_shape(name: str, shape: Sequence[int], length: int) -> tuple[int, ...]:
+def check_shape(shape: Sequence[int], length: int) -> tuple[int, ...]:
     """Check that a body of `length` bytes can hold a tensor of this shape, with at least one byte
     per element, and return the shape. Raise InvalidRequest."""
     if max(shape, default=0) > length or math.prod(shape) > length:
         raise InvalidRequest(
-            f"input '{name}': the body of {length} bytes cannot hold a tensor of shape "
-            f"{quoted(shape)}"
+            f"the body of {length} bytes cannot hold a tensor of shape {quoted(shape)}"
         )
     return tuple(shape)
 
@@ -240,10 +242,11 @@ OWN_PREFIX = "triton_"
 OWN_FLAG = "triton_enable_empty_final_response"
 
 
-def request_parameters(parameters: Mapping[str, Any], sequencing: Sequencing | None) -> Parameters:
-    """Return the parameters to send to Triton. Leave out those of sequences if the model has no
-    sequences. Raise InvalidRequest or PayloadTooLarge."""
+def request_parameters(job: Job, parameters: Mapping[str, Any]) -> Parameters:
+    """Return the parameters to send to Triton, with those of the job's session. Leave out those of
+    sequences if the model has no sequences. Raise InvalidRequest or PayloadTooLarge."""
     check_count(len(parameters), MOST_NAMED, "parameters")
+    sequencing = job.served.sequencing
     checked: dict[str, bool | int | float | str] = {}
     for name, value in parameters.items():
         if name not in SEQUENCE_PARAMETERS:
@@ -251,6 +254,8 @@ def request_parameters(parameters: Mapping[str, Any], sequencing: Sequencing | N
             checked[name] = value
         elif sequencing:
             checked[name] = sequencing.read(name, value)
+    if job.session:
+        checked |= job.session.parameters()
     return checked
 
 

@@ -96,15 +96,14 @@ def buffers(image: Image.Image, data: bytes, scans: int, max_image_pixels: int) 
     if image.format in ANIMATED and getattr(image, "is_animated", False):
         raise DecodingError(f"the {image.format} image has more than one frame; send one frame")
     # the coefficients that libjpeg keeps, unless a single scan contains all pixels
-    coefficients = 2 * len(image.getbands()) * pixels
+    coefficients = 2 * len(image.getbands()) * pixels if scans else 0
     if tags is not None:
         bits: int = max(tags.get(TiffImagePlugin.BITSPERSAMPLE, (1,)))
         samples = int(tags.get(TiffImagePlugin.SAMPLESPERPIXEL, 1))
-        memory = pixels * max(bits * samples // 8, PIXEL)
-        return memory + coefficients if scans else memory
+        return pixels * max(bits * samples // 8, PIXEL) + coefficients
     if image.format == "WEBP":
         return pixels * WEBP_BUFFERS
-    return coefficients if scans else 0
+    return coefficients
 
 
 def _pixels_at_once(image: Image.Image, tags: TiffImagePlugin.ImageFileDirectory_v2) -> int:

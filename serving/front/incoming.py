@@ -93,18 +93,15 @@ class Incoming(flask.Request):
             return monotonic()
 
     def whole(self) -> bytes:
-        """Return the body, decompressed. Raise PayloadTooLarge, Overloaded and others."""
-        length = self.content_length
+        """Return the body, decompressed. Without a Content-Length there is no body, because nginx
+        always sends the length. Raise PayloadTooLarge, Overloaded and others."""
+        length = self.content_length or 0
         limit = flask.current_app.config["MAX_CONTENT_LENGTH"]
-        # only without nginx, which buffers the whole body and sends its length
-        if length is None:
-            data = self.get_data(cache=False)
-        elif length > limit:
+        if length > limit:
             raise RequestEntityTooLarge
-        else:
-            data = self.environ["wsgi.input"].read(length)
-            if len(data) < length:
-                raise ClientDisconnected
+        data: bytes = self.environ["wsgi.input"].read(length)
+        if len(data) < length:
+            raise ClientDisconnected
         encoding = self.header("Content-Encoding")
         if not encoding:
             return data

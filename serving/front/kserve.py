@@ -6,7 +6,7 @@ nginx forwards requests for metadata, configuration and statistics to Triton.
 
 from collections.abc import Callable
 from dataclasses import asdict
-from typing import Any
+from functools import partial
 
 from flask import Blueprint, Response
 
@@ -14,7 +14,7 @@ from serving.bodies import documents
 from serving.bodies.documents import FlatBody, read_binary
 from serving.bodies.kserve import HEADER_LENGTH, TensorBody
 from serving.bodies.reading import Body
-from serving.bodies.schemas import RepositoryIndex, read
+from serving.bodies.schemas import JsonObject, RepositoryIndex, read
 from serving.front.incoming import Incoming, incoming
 from serving.front.models import managed
 from serving.front.replies import json_reply
@@ -25,9 +25,7 @@ from serving.request import PATH, Target
 INDEX = "/v2/repository/index"
 
 
-def kserve_routes(
-    infer: Callable[[Callable[[Incoming], Body], Target, str], Response],
-) -> Blueprint:
+def kserve_routes(infer: Callable[[Callable[[Incoming], Body], Target], Response]) -> Blueprint:
     """Return a blueprint with the routes. `infer` answers each request (predictor.py)."""
     routes = Blueprint("kserve", __name__)
 
@@ -37,15 +35,15 @@ def kserve_routes(
         Binary data needs the Content-Type application/octet-stream and the header
         Inference-Header-Content-Length, the length of the JSON in bytes.
         """
-        return infer(read_tensors, Target(PATH, name, version), "")
+        return infer(read_tensors, Target(PATH, name, version))
 
     def generate(name: str, version: str | None = None) -> Response:
         """Answer a flat JSON object with exactly one response."""
-        return infer(_read_flat, Target(PATH, name, version), "")
+        return infer(_read_flat, Target(PATH, name, version))
 
     def generate_stream(name: str, version: str | None = None) -> Response:
         """Answer a flat JSON object with any number of responses."""
-        return infer(_read_flat, Target(PATH, name, version), EVENT_STREAM)
+        return infer(partial(_read_flat, stream=EVENT_STREAM), Target(PATH, name, version))
 
     routes.add_url_rule("/v2/health/live", view_func=live, methods=["GET"])
     routes.add_url_rule("/v2/health/ready", view_func=ready, methods=["GET"])
@@ -98,8 +96,8 @@ def read_tensors(source: Incoming) -> TensorBody:
     data = source.whole()
     if (length := source.headers.get(HEADER_LENGTH)) is not None:
         return read_binary(length, HEADER_LENGTH, data, is_kserve=True)
-    return TensorBody(documents.read_tensors(data), memoryview(b""), len(data), is_kserve=True)
+    return TensorBody(documents.read_tensors(data), len(data), is_kserve=True)
 
 
-def _read_flat(source: Incoming) -> FlatBody:
-    return FlatBody(read(dict[str, Any], source.whole()), generates=True)
+def _read_flat(source: Incoming, stream: str = "") -> FlatBody:
+    return FlatBody(read(JsonObject, source.whole()), generates=True, stream=stream)

@@ -1,14 +1,14 @@
 """Calls the model manager, which loads and unloads models."""
 
-import http.client
 import time
-from typing import Any
+from http import HTTPStatus
 
 import orjson
 
+from serving.bodies.schemas import JsonObject
 from serving.budget import seconds_left
 from serving.errors import ModelNotFound, ModelNotReady, rebuilt
-from serving.host.network import LocalConnection
+from serving.host.network import ask
 from serving.named_value import quoted
 from serving.repository.paths import is_nameable
 from serving.settings.table import Settings
@@ -17,11 +17,13 @@ from serving.settings.table import Settings
 MANAGER_SECONDS = 10.0
 WANT_SECONDS = 2.0  # the manager says within a second whether it begins to load a model
 PAUSE = 0.05
+# what connecting to a Unix socket raises if nobody listens, or too many wait
+NOT_LISTENING = (BlockingIOError, ConnectionRefusedError, FileNotFoundError)
 
 
 def ask_manager(
     settings: Settings, method: str, path: str, seconds: float, **fields: str
-) -> dict[str, Any]:
+) -> JsonObject:
     """Send a request to the model manager, and return its reply. If the manager is just starting,
     wait for it. Raise the error that it returns, or ModelNotReady."""
     try:
@@ -47,30 +49,24 @@ def want_model(settings: Settings, name: str) -> None:
 
 def _exchange(
     settings: Settings, method: str, path: str, seconds: float, **fields: str
-) -> dict[str, Any]:
+) -> JsonObject:
     """Send a request to the model manager, and return its reply. Raise the error that it returns,
     or OSError."""
-    connection = LocalConnection(settings.manager_socket, seconds)
+    # The manager does not read the body of a GET, and closing a socket with unread bytes resets the
+    # connection.
+    body = orjson.dumps(fields) if fields else None
     end = time.monotonic() + min(seconds, MANAGER_SECONDS)
-    try:
-        while connection.sock is None:
-            try:
-                connection.connect()
-            except OSError:
-                connection.close()
-                if time.monotonic() > end:
-                    raise
-                time.sleep(PAUSE)
-        # The manager does not read the body of a GET, and closing a socket with unread bytes resets
-        # the connection.
-        body = orjson.dumps(fields) if fields else None
-        connection.request(method, path, body)
-        reply = connection.getresponse()
-        answer: dict[str, Any] = orjson.loads(reply.read())
-    except http.client.HTTPException as err:
-        raise ConnectionError(f"{type(err).__name__}: {err}") from err
-    finally:
-        connection.close()
-    if reply.status != http.client.OK:
+    while True:
+        try:
+            status, reply = ask(
+                settings.manager_socket, path, seconds, method, most=None, body=body
+            )
+            break
+        except NOT_LISTENING:
+            if time.monotonic() > end:
+                raise
+            time.sleep(PAUSE)
+    answer: JsonObject = orjson.loads(reply)
+    if status != HTTPStatus.OK:
         raise rebuilt(**answer)
     return answer

@@ -14,14 +14,13 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from functools import wraps
 from http import HTTPStatus
-from typing import Any
 
 from flask import Blueprint, Response, abort
 from prometheus_client import Counter
 
 from serving import VERSION
 from serving.bodies.examples import try_example
-from serving.bodies.schemas import Load, read
+from serving.bodies.schemas import JsonObject, Load, read
 from serving.clients import source_of
 from serving.errors import (
     Forbidden,
@@ -40,6 +39,7 @@ from serving.headers import TARGET_MODEL
 from serving.model_status.served_model import ServedModel
 from serving.model_status.states import READY
 from serving.model_status.table import Entry, Rejection
+from serving.named_value import whole_number
 from serving.settings.table import ON_DEMAND
 
 PAGE = 100
@@ -124,14 +124,15 @@ def models() -> Response:
             {"version": e.version, "state": e.state or "UNAVAILABLE", "reason": e.reason}
             for e in entries
         ]
-        description: dict[str, Any] = {"name": name, "versions": versions}
+        description: JsonObject = {"name": name, "versions": versions}
         if is_on_demand and name in table.entries:
             description |= _use_of(table.entries[name])
         try:
-            described.append(description | _describe(registry.get(name)))
+            description |= _describe(registry.get(name))
         except ServingError as err:
-            described.append(description | {"error": str(err)})
-    document: dict[str, Any] = {"models": described, "version": VERSION}
+            description["error"] = str(err)
+        described.append(description)
+    document: JsonObject = {"models": described, "version": VERSION}
     if refused := [_refused(rejection) for rejection in table.rejected if rejection.is_current()]:
         document["refused"] = refused
     if is_on_demand:
@@ -141,14 +142,14 @@ def models() -> Response:
     return json_reply(document)
 
 
-def _refused(rejection: Rejection) -> dict[str, Any]:
+def _refused(rejection: Rejection) -> JsonObject:
     refused = {"models": sorted(rejection.folders), "reasons": rejection.reasons}
     if rejection.until == math.inf:
         return refused
     return refused | {"retried_in": round(rejection.until - time.monotonic(), 1)}
 
 
-def _use_of(entry: Entry) -> dict[str, Any]:
+def _use_of(entry: Entry) -> JsonObject:
     """Return the state of a model that is loaded on demand, how much memory it takes, and how many
     seconds ago its last call ended."""
     idle = time.monotonic() - services().admission.leases.last_use(entry.column)
@@ -156,24 +157,20 @@ def _use_of(entry: Entry) -> dict[str, Any]:
     return {"state": entry.state, "bytes": size, "idle_seconds": round(idle, 1)}
 
 
-def _describe(served: ServedModel) -> dict[str, Any]:
+def _describe(served: ServedModel) -> JsonObject:
     client = served.client
     model = served.model
-    description: dict[str, Any] = {"engine": served.engine}
-    if served.engine_reason:
-        description["engine_reason"] = served.engine_reason
-    description |= {
+    description: JsonObject = {
+        "engine": served.engine,
         "client": source_of(client) if client else None,
         "max_batch_size": model.max_batch_size,
         "inputs": [asdict(spec) for spec in model.inputs],
         "outputs": [asdict(spec) for spec in model.outputs],
     }
+    optional: JsonObject = {"engine_reason": served.engine_reason, "error": served.client_error}
     if client:
-        if client.task:
-            description["task"] = client.task
         description |= {"codec": client.codec.name, "instance": client.codec.expected}
-        if client.columns:
-            description["columns"] = client.columns
+        optional |= {"task": client.task, "columns": client.columns}
         schemas = client.parameter_schemas()
         description["parameters"] = [
             {
@@ -185,9 +182,7 @@ def _describe(served: ServedModel) -> dict[str, Any]:
             }
             for parameter in client.parameters
         ]
-    if served.client_error:
-        description["error"] = served.client_error
-    return description
+    return description | {name: value for name, value in optional.items() if value}
 
 
 @describing_routes.get("/execution-parameters")
@@ -250,8 +245,8 @@ def page() -> Response:
         raise InvalidRequest(
             f"next_page_token={token!r} is not a token that a previous page returned"
         ) from err
-    is_number = limit.isascii() and limit.isdigit() and len(limit) < 5
-    if not is_number or not 1 <= int(limit) <= LARGEST_PAGE:
+    most = whole_number(limit)
+    if most is None or not 1 <= most <= LARGEST_PAGE:
         raise InvalidRequest(f"limit={limit!r} must be a whole number from 1 to {LARGEST_PAGE}")
     entries = sorted(services().registry.table.look().entries.items())
     ready = [
@@ -259,11 +254,11 @@ def page() -> Response:
         for name, e in entries
         if name > after and e.state == READY
     ]
-    listed = ready[: int(limit)]
-    if len(ready) == len(listed):
-        return json_reply({"models": listed})
-    token = base64.urlsafe_b64encode(listed[-1]["modelName"].encode()).decode()
-    return json_reply({"models": listed, "nextPageToken": token})
+    document: JsonObject = {"models": ready[:most]}
+    if len(ready) > most:
+        last = ready[most - 1]["modelName"]
+        document["nextPageToken"] = base64.urlsafe_b64encode(last.encode()).decode()
+    return json_reply(document)
 
 
 def _ask(method: str, **fields: str) -> None:

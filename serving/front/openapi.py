@@ -12,7 +12,6 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 from flask import Blueprint, Response, current_app, send_from_directory
 from msgspec.json import schema_components
@@ -29,6 +28,7 @@ from serving.bodies.schemas import (
     Flat,
     Inputs,
     Instances,
+    JsonObject,
     Load,
     Payload,
     RepositoryIndex,
@@ -44,16 +44,16 @@ from serving.front.services import services
 from serving.headers import CSV, EVENT_STREAM, JSON_TYPE, NPY_TYPE, TARGET_MODEL
 from serving.request import NAME_KEYS, VERSION_KEY
 
-Json = dict[str, Any]
-TEXT: Json = {"type": "string"}
-FILE: Json = {"type": "string", "format": "binary", "minLength": 1}
-SOME_TEXT: Json = {"type": "string", "minLength": 1}
-OBJECT: Json = {"type": "object"}
+TEXT: JsonObject = {"type": "string"}
+FILE: JsonObject = {"type": "string", "format": "binary", "minLength": 1}
+SOME_TEXT: JsonObject = {"type": "string", "minLength": 1}
+OBJECT: JsonObject = {"type": "object"}
 # the shapes of a body of /invocations besides Instances
 SHAPES = (Inputs, DataframeRecords, DataframeSplit, Payload, Tensors, Flat)
 APIS = {shown_path(rule): body for rule, body in BODIES.items()}
 # the bodies of routes that accept only one shape
 JSON_BODIES: dict[str, type] = {**APIS, "/models": Load, INDEX: RepositoryIndex}
+OPERATIONS = ("/ping", "/metrics", "/execution-parameters")
 OPENAI_FORM = "OpenAI"  # the prefix of the names of responses in OpenAI's format
 SWAGGER_UI = ("swagger-ui.css", "swagger-ui-bundle.js")
 
@@ -67,7 +67,7 @@ def openapi() -> Response:
     """Return the API of this server as OpenAPI 3.1."""
     clients = {name: client_class(name) for name in client_names()}
     codes = _codes()
-    paths: dict[str, Json] = {}
+    paths: dict[str, JsonObject] = {}
     for path, rule in public_routes():
         text = inspect.getdoc(current_app.view_functions[rule.endpoint]) or ""
         form = OPENAI_FORM if OPENAI.match(path) else ""
@@ -98,28 +98,25 @@ def _codes() -> dict[str, list[str]]:
     return dict(sorted(codes.items()))
 
 
-def _error_responses(codes: Mapping[str, Sequence[str]]) -> Json:
+def _error_responses(codes: Mapping[str, Sequence[str]]) -> JsonObject:
     """Return the responses for each status, in our format and in OpenAI's."""
     responses = {}
     for form in ("", OPENAI_FORM):
-        content = {JSON_TYPE: {"schema": _reference(f"schemas/{form}Error")}}
+        content = _json(_reference(f"schemas/{form}Error"))
         for status, names in codes.items():
             about = f"code: {', '.join(names)}"
             responses[form + status] = {"description": about, "content": content}
     return responses
 
 
-def _operation(path: str, method: str, text: str, clients: Json) -> Json:
+def _operation(path: str, method: str, text: str, clients: JsonObject) -> JsonObject:
     summary, _, more = text.partition("\n")
-    tag = "operations" if path in ("/ping", "/metrics", "/execution-parameters") else "models"
-    tag = "kserve" if path.startswith("/v2/") else tag
-    tag = "other_apis" if path in APIS or path.startswith("/v1/") else tag
-    reply: Json = {"description": "the answer"}
+    reply: JsonObject = {"description": "the answer"}
     if path != "/ping" and method != "DELETE":
         reply["content"] = _reply(path, method)
-    operation: Json = {
+    operation: JsonObject = {
         "operationId": "_".join([method.lower(), *re.findall(r"\w+", path)]),
-        "tags": [tag],
+        "tags": [_tag(path)],
         "summary": summary,
         "responses": {"200": reply},
     }
@@ -132,7 +129,15 @@ def _operation(path: str, method: str, text: str, clients: Json) -> Json:
     return operation
 
 
-def _parameters(path: str, method: str) -> Iterator[Json]:
+def _tag(path: str) -> str:
+    if path in APIS or path.startswith("/v1/"):
+        return "other_apis"
+    if path.startswith("/v2/"):
+        return "kserve"
+    return "operations" if path in OPERATIONS else "models"
+
+
+def _parameters(path: str, method: str) -> Iterator[JsonObject]:
     for name in re.findall(r"{(\w+)}", path):
         yield {"name": name, "in": "path", "required": True, "schema": TEXT}
     if path == "/invocations":
@@ -151,26 +156,43 @@ def _parameters(path: str, method: str) -> Iterator[Json]:
         }
 
 
-def _body(path: str, clients: Json) -> Json:
+def _json(schema: JsonObject) -> JsonObject:
+    """Return the content of a JSON body or reply with the schema."""
+    return {JSON_TYPE: {"schema": schema}}
+
+
+def _body(path: str, clients: JsonObject) -> JsonObject:
     if body := JSON_BODIES.get(path):
-        content = {JSON_TYPE: {"schema": _reference(f"schemas/{body.__name__}")}}
+        content = _json(_reference(f"schemas/{body.__name__}"))
         if body is Pipeline:
             content["image/*"] = {"schema": FILE}
         return content
     of_clients = [_reference(f"schemas/{name}") for name in clients]
     if path == shown_path(PREDICT):
-        return {JSON_TYPE: {"schema": {"anyOf": of_clients}}}
+        return _json({"anyOf": of_clients})
     if path.startswith("/v2/"):
         kind = "Tensors" if path.endswith("/infer") else "Flat"
         shape = _reference(f"schemas/{kind}")
-        named = {"allOf": [shape, {"not": {"required": [VERSION_KEY]}}]}
-        return {JSON_TYPE: {"schema": named if "{version}" in path else shape}}
+        if "{version}" in path:
+            shape = {"allOf": [shape, {"not": {"required": [VERSION_KEY]}}]}
+        return _json(shape)
+    of_shapes = [_reference(f"schemas/{shape.__name__}") for shape in SHAPES]
+    content = _json({"anyOf": [*of_clients, *of_shapes]})
+    content[JSON_TYPE]["examples"] = _examples(clients)
+    return content | _files(clients)
+
+
+def _files(clients: JsonObject) -> JsonObject:
+    """Return the content of a body that is not JSON."""
     kinds = {*LINES_TYPES, NPY_TYPE, BINARY_TYPE}
     for client in clients.values():
         kinds.update(client.codec.media_types)
     kinds.discard(JSON_TYPE)
     texts = {CSV, TEXT_TYPE, *LINES_TYPES}
-    files = {kind: {"schema": SOME_TEXT if kind in texts else FILE} for kind in sorted(kinds)}
+    return {kind: {"schema": SOME_TEXT if kind in texts else FILE} for kind in sorted(kinds)}
+
+
+def _examples(clients: JsonObject) -> JsonObject:
     examples = {}
     for name, client in clients.items():
         data = getattr(client, "example", None)
@@ -178,26 +200,24 @@ def _body(path: str, clients: Json) -> Json:
         if isinstance(data, bytes):  # other clients' examples depend on the model
             instance = {part: base64.b64encode(data).decode()} if part else data.decode()
             examples[name] = {"value": {"model_name": "NAME", "instances": [instance]}}
-    of_shapes = [_reference(f"schemas/{shape.__name__}") for shape in SHAPES]
-    schema = {"anyOf": [*of_clients, *of_shapes]}
-    return {JSON_TYPE: {"schema": schema, "examples": examples}} | files
+    return examples
 
 
-def _reply(path: str, method: str) -> Json:
+def _reply(path: str, method: str) -> JsonObject:
     if path == "/metrics":
         return {CONTENT_TYPE_PLAIN_0_0_4: {"schema": TEXT}}
     if path.startswith("/examples/"):
         return {"*/*": {"schema": {}}}
     if path in APIS or path == INDEX:
-        return {JSON_TYPE: {"schema": {}}}  # some are lists
-    stream: Json = {EVENT_STREAM: {"schema": TEXT}}
+        return _json({})  # some are lists
+    stream: JsonObject = {EVENT_STREAM: {"schema": TEXT}}
     if path.endswith("/generate_stream"):
         return stream
-    whole: Json = {JSON_TYPE: {"schema": OBJECT}}
+    whole = _json(OBJECT)
     return whole | stream if method == "POST" and path != "/models" else whole
 
 
-def _schemas(clients: Json) -> dict[str, Json]:
+def _schemas(clients: JsonObject) -> dict[str, JsonObject]:
     """Return the schemas of an error, of each shape of a JSON body, and of each client's
     instances."""
     shapes = (*SHAPES, Instances, *dict.fromkeys(JSON_BODIES.values()))
@@ -209,14 +229,9 @@ def _schemas(clients: Json) -> dict[str, Json]:
     for schema in (*schemas.values(), of_instances):
         if schema.get("properties", {}).keys() >= {*NAME_KEYS}:
             schema["not"] = {"required": [*NAME_KEYS]}
-    error = dict.fromkeys(("error", "code", "request_id"), TEXT)
-    schemas["Error"] = OBJECT | {"properties": error, "required": [*error]}
-    error = dict.fromkeys(("message", "type", "code"), TEXT)
-    inner = OBJECT | {"properties": error, "required": [*error]}
-    schemas[f"{OPENAI_FORM}Error"] = OBJECT | {
-        "properties": {"error": inner},
-        "required": ["error"],
-    }
+    schemas["Error"] = _object(error=TEXT, code=TEXT, request_id=TEXT)
+    error = _object(message=TEXT, type=TEXT, code=TEXT)
+    schemas[f"{OPENAI_FORM}Error"] = _object(error=error)
     for name, client in clients.items():
         # No defaults, because a generated client would send all of them. A model may have other
         # defaults, and a text's task accepts only some of the parameters.
@@ -240,7 +255,12 @@ def _schemas(clients: Json) -> dict[str, Json]:
     return schemas
 
 
-def _reference(name: str) -> Json:
+def _object(**properties: JsonObject) -> JsonObject:
+    """Return the schema of an object that has all of the properties."""
+    return OBJECT | {"properties": properties, "required": [*properties]}
+
+
+def _reference(name: str) -> JsonObject:
     return {"$ref": f"#/components/{name}"}
 
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 from flask import Blueprint, Response
 from flask.sansio.blueprints import BlueprintSetupState
@@ -15,7 +14,7 @@ from serving.bodies.openai import Embeddings
 from serving.bodies.other_apis import ApiBody
 from serving.bodies.reading import Body
 from serving.bodies.rerank import Rerank
-from serving.bodies.schemas import read
+from serving.bodies.schemas import JsonObject, read
 from serving.errors import InvalidRequest
 from serving.front.incoming import Incoming, incoming
 from serving.front.models import managed
@@ -101,7 +100,7 @@ def read_by_attribute(source: Incoming) -> ApiBody:
 
 def read_predict(source: Incoming) -> Instances:
     """Parse a body of KServe v1. Raise InvalidRequest or PayloadTooLarge."""
-    return read_instances(read(dict[str, Any], source.whole()))
+    return read_instances(read(JsonObject, source.whole()), "instances")
 
 
 @managed
@@ -121,5 +120,5 @@ def model(name: str) -> Response:
     return json_reply({**_entry(name), "name": name, "ready": True})
 
 
-def _entry(name: str) -> dict[str, Any]:
+def _entry(name: str) -> JsonObject:
     return {"id": name, "object": "model", "created": 0, "owned_by": OWNER}

@@ -14,9 +14,9 @@ from serving.headers import EVENT_STREAM, SESSION_ID, streamed_type
 from serving.request import PATH, RESERVED, Request, Target
 
 
-def read_request(source: Incoming, stream: str, body: Body, route: Target) -> Request:
-    """Return the Request. `stream` is the media type of the stream if the route asks for one;
-    `route` is the model that the path or the header Target-Model names. Raise InvalidRequest."""
+def read_request(source: Incoming, body: Body, route: Target) -> Request:
+    """Return the Request. `route` is the model that the path or the header Target-Model names.
+    Raise InvalidRequest."""
     app = services()
     accept = source.header("Accept")
     query: Mapping[str, str] = {}
@@ -29,7 +29,7 @@ def read_request(source: Incoming, stream: str, body: Body, route: Target) -> Re
         parameters={key: value for key, value in query.items() if key not in RESERVED},
         session=source.header(SESSION_ID),
         accept=accept,
-        stream=stream or streamed_type(accept),
+        stream=streamed_type(accept),
         reply_deadline=Deadline(source.forwarded + app.gateway.timeout),
         stream_deadline=Deadline(source.forwarded + app.gateway.stream_timeout),
         budget=app.budget,
@@ -72,12 +72,12 @@ def read_invocation(source: Incoming) -> Body:
     settings = services().settings
     if ROUTE in source.attributes and settings.doors:
         return read_by_attribute(source)
-    inference_type = settings.inference_type
-    stream = EVENT_STREAM if inference_type == "generate_stream" else ""
+    stream = ""
+    if settings.inference_type == "generate_stream":
+        stream = streamed_type(source.header("Accept")) or EVENT_STREAM
     return read_body(
         source.environ.get("CONTENT_TYPE", ""),
         source.whole(),
-        generates=inference_type != "infer",
+        generates=settings.inference_type != "infer",
         stream=stream,
-        accept=source.header("Accept"),
     )

@@ -10,9 +10,11 @@ from typing import Any
 
 import orjson
 from flask import Response, current_app
+from werkzeug import exceptions
 from werkzeug.exceptions import HTTPException
 from werkzeug.routing import Rule
 
+from serving.bodies.schemas import JsonObject
 from serving.errors import (
     InvalidRequest,
     MethodNotAllowed,
@@ -64,7 +66,7 @@ def _reply(error: ServingError) -> Response:
         fields["error"] += f" [{state}]"
     if error.status == HTTPStatus.INTERNAL_SERVER_ERROR:
         log.error(fields["error"], exc_info=error)
-    document: dict[str, Any] = {**fields, "request_id": incoming().id}
+    document: JsonObject = {**fields, "request_id": incoming().id}
     if OPENAI.match(incoming().path):
         document = {"error": _openai_error(fields, error.status)}
     response = json_reply(document, error.status)
@@ -81,30 +83,20 @@ def _openai_error(fields: Mapping[str, str], status: int) -> dict[str, str | Non
 
 
 def _http_error(error: HTTPException) -> Response:
-    code = error.code or HTTPStatus.INTERNAL_SERVER_ERROR
-    if code == HTTPStatus.NOT_FOUND:
-        return _reply(
-            NotFound(
-                f"there is no {incoming().path}; the routes are "
-                f"{', '.join(sorted({path for path, _ in public_routes()}))}"
-            )
-        )
-    if code == HTTPStatus.METHOD_NOT_ALLOWED:
-        allowed = ", ".join(
-            sorted(set(getattr(error, "valid_methods", None) or []) - {"HEAD", "OPTIONS"})
-        )
-        response = _reply(
-            MethodNotAllowed(f"{incoming().path} takes {allowed}, not {incoming().method}")
-        )
+    path = incoming().path
+    if isinstance(error, exceptions.NotFound):
+        routes = ", ".join(sorted({route for route, _ in public_routes()}))
+        return _reply(NotFound(f"there is no {path}; the routes are {routes}"))
+    if isinstance(error, exceptions.MethodNotAllowed):
+        methods = {*(error.valid_methods or ())} - {"HEAD", "OPTIONS"}
+        allowed = ", ".join(sorted(methods))
+        response = _reply(MethodNotAllowed(f"{path} takes {allowed}, not {incoming().method}"))
         response.headers["Allow"] = allowed
         return response
-    if code == HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
+    if isinstance(error, exceptions.RequestEntityTooLarge):
         limit = current_app.config["MAX_CONTENT_LENGTH"]
-        return _reply(
-            PayloadTooLarge(
-                f"the body is larger than {limit} bytes (SERVE_MAX_BODY_MB sets the limit)"
-            )
-        )
+        problem = f"the body is larger than {limit} bytes (SERVE_MAX_BODY_MB sets the limit)"
+        return _reply(PayloadTooLarge(problem))
     invalid = InvalidRequest(error.description or error.name)
-    invalid.status = code
+    invalid.status = error.code or HTTPStatus.INTERNAL_SERVER_ERROR
     return _reply(invalid)

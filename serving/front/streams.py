@@ -4,7 +4,9 @@ disconnects, its stream is cancelled in Triton."""
 import logging
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import chain
 from time import monotonic
+from typing import Any
 
 import orjson
 from flask import Response
@@ -18,7 +20,6 @@ from serving.headers import EVENT_STREAM, JSON_LINES
 from serving.job import Job, Reply, Run
 from serving.request_memory import reserve
 from serving.triton.connection import BackendDied
-from serving.triton.gateway import TritonGateway
 
 log = logging.getLogger(__name__)
 CALLER_LEFT = 499  # nginx's status for a caller that has disconnected: nobody reads this reply
@@ -42,15 +43,16 @@ def stream_reply(source: Incoming, job: Job) -> Response:
     app = services()
     connection = source.environ.get("gunicorn.socket")
     report = partial(app.registry.report, job.served, began=monotonic())
-    stream = StreamedReply(job, app.gateway, report)
+    run = Run(job, app.gateway)
+    results = run.results()
     if connection is not None:
-        app.hang_ups.watch(connection, stream.cancel)
+        app.hang_ups.watch(connection, run.cancel)
     try:
-        stream.advance()
+        first, source.version = _first_line(job, results)
     except BaseException as err:
         app.hang_ups.forget(connection)
-        stream.close()
-        if stream.is_cancelled:
+        results.close()
+        if run.is_cancelled:
             return Response(status=CALLER_LEFT)
         if not isinstance(err, InferenceFailed):
             raise
@@ -60,10 +62,11 @@ def stream_reply(source: Incoming, job: Job) -> Response:
         return failure
     if connection is not None:
         connection.settimeout(WRITE_SECONDS)
-    source.version = stream.version
-    response = Ending(stream, mimetype=job.request.stream, headers=HEADERS)
+    events = _events(job, run, chain(first, map(job.line, results)), report)
+    response = Ending(events, mimetype=job.request.stream, headers=HEADERS)
     if job.session:
         response.headers.update(job.session.headers())
+    response.call_on_close(results.close)
     response.call_on_close(partial(app.hang_ups.forget, connection))
     return response
 
@@ -111,62 +114,43 @@ class Ending(Response):
             super().close()
 
 
-class StreamedReply:
-    """The body of a streamed reply. `cancel` may be called from any thread. An error before the
-    first response is raised; a later one becomes the last event."""
+def _first_line(job: Job, results: Iterator[Any]) -> tuple[list[bytes], str]:
+    """Wait for the first response. Return its line and the model version that gave it, or nothing
+    if the model gives no response. Raise a ServingError."""
+    for result in results:
+        return [job.line(result)], result.version
+    return [], ""
 
-    version = ""  # the model version that gave the first response
 
-    def __init__(
-        self, job: Job, gateway: TritonGateway, report: Callable[[BackendDied], ServingError]
-    ) -> None:
-        self._event, self._error_event = FORMATS[job.request.stream]
-        self._job = job
-        self._report = report
-        self._run = Run(job, gateway)
-        self._results = self._run.results()
-        self._line: bytes | None = None
+def _events(
+    job: Job, run: Run, lines: Iterator[bytes], report: Callable[[BackendDied], ServingError]
+) -> Iterator[bytes]:
+    """Yield an event for each line, in pieces. An error becomes the last event."""
+    event, error_event = FORMATS[job.request.stream]
+    try:
+        for line in lines:
+            yield from _event(event % line)
+    except Exception as err:
+        if not run.is_cancelled:
+            yield error_event % _last_error(job.request.id, err, report)
 
-    @property
-    def is_cancelled(self) -> bool:
-        return self._run.is_cancelled
 
-    def advance(self) -> None:
-        """Wait for the next response. Raise a ServingError."""
-        self._line = None
-        for result in self._results:
-            self._line = self._job.line(result)
-            self.version = self.version or result.version
-            break
+def _event(event: bytes) -> Iterator[bytes]:
+    with reserve(2 * len(event), "an event of the stream"):
+        yield from _pieces(event)
 
-    def cancel(self) -> None:
-        """Cancel the request in Triton, because its caller has disconnected."""
-        self._run.cancel()
 
-    def __iter__(self) -> Iterator[bytes]:
-        try:
-            while self._line is not None:
-                event = self._event % self._line
-                with reserve(2 * len(event), "an event of the stream"):
-                    yield from _pieces(event)
-                self.advance()
-        except Exception as err:
-            if not self.is_cancelled:
-                yield self._error_event % self._error(err)
-
-    def _error(self, error: Exception) -> bytes:
-        """Return the JSON of the last event. The Flask request has ended, so the log line gets its
-        id here."""
-        about = {"request_id": self._job.request.id}
-        if isinstance(error, BackendDied):
-            error = self._report(error)
-        if isinstance(error, ServingError):
-            log.warning("the stream ends with the error %s", error.code, extra=about)
-        else:
-            log.error("the stream failed", exc_info=error, extra=about)
-            error = ServingError("an internal error; the log has it under this request_id")
-        return orjson.dumps(error.fields() | about)
-
-    def close(self) -> None:
-        """End the stream, at any point."""
-        self._results.close()
+def _last_error(
+    request_id: str, error: Exception, report: Callable[[BackendDied], ServingError]
+) -> bytes:
+    """Return the JSON of the last event. The Flask request has ended, so the log line gets its id
+    here."""
+    about = {"request_id": request_id}
+    if isinstance(error, BackendDied):
+        error = report(error)
+    if isinstance(error, ServingError):
+        log.warning("the stream ends with the error %s", error.code, extra=about)
+    else:
+        log.error("the stream failed", exc_info=error, extra=about)
+        error = ServingError("an internal error; the log has it under this request_id")
+    return orjson.dumps(error.fields() | about)

@@ -36,13 +36,14 @@ def ask(
     method: str = "GET",
     headers: Mapping[str, str] | None = None,
     most: int | None = BODY_LIMIT,
+    body: bytes | None = None,
 ) -> tuple[int, bytes]:
     """Send a request, and return the status and the first `most` bytes of the body (None: the whole
     body). `timeout` (in seconds) applies to each socket operation. Raise OSError if the server does
     not respond or the response is not HTTP."""
     with closing(LocalConnection(address, timeout)) as connection:
         try:
-            connection.request(method, path, headers=headers or {})
+            connection.request(method, path, body, headers or {})
             response = connection.getresponse()
             return response.status, response.read(most)
         except http.client.HTTPException as err:

@@ -105,14 +105,15 @@ class Call:
         if self._future:
             self._future.cancel()
 
-    def close(self) -> None:
-        self.cancel()
+    close = cancel
 
     def _answer(self) -> Any:
         try:
             if self._regions and not self._future:
                 self.send()
-            return self._future.result(self._end - monotonic()) if self._future else self._wait()
+            if self._future:
+                return self._future.result(self._end - monotonic())
+            return self._wait()
         except grpc.FutureTimeoutError as err:
             raise TritonTimeout(TOO_LATE) from err
         except grpc.RpcError as err:

@@ -18,11 +18,23 @@ from tritonclient.utils import (
 Array = NDArray[Any]
 Parameters = Mapping[str, bool | int | float | str]
 # bytes of one element
-SIZES = {"BOOL": 1}
-SIZES |= {"INT8": 1, "INT16": 2, "INT32": 4, "INT64": 8}
-SIZES |= {"UINT8": 1, "UINT16": 2, "UINT32": 4, "UINT64": 8}
-SIZES |= {"FP16": 2, "BF16": 2, "FP32": 4, "FP64": 8}
+SIZES = {
+    "BOOL": 1,
+    "INT8": 1,
+    "INT16": 2,
+    "INT32": 4,
+    "INT64": 8,
+    "UINT8": 1,
+    "UINT16": 2,
+    "UINT32": 4,
+    "UINT64": 8,
+    "FP16": 2,
+    "BF16": 2,
+    "FP32": 4,
+    "FP64": 8,
+}
 DATATYPES = {"BYTES", *SIZES}
+BF16 = np.dtype(triton_to_np_dtype("BF16"))
 
 
 @dataclass(slots=True)
@@ -37,22 +49,21 @@ class Tensor:
 
     @classmethod
     def of(cls, name: str, array: Array, datatype: str = "") -> "Tensor":
-        """Convert an array to a tensor. Its dtype determines the datatype, except for BF16, whose
-        arrays are float32."""
+        """Convert an array to a tensor. Its dtype determines the datatype, except for BF16
+        (numpy_dtype)."""
         return cls(
             name, datatype or np_to_triton_dtype(array.dtype), array.shape, to_raw(array, datatype)
         )
 
     def array(self) -> Array:
-        """Return the data as an array. BYTES become objects, BF16 float32."""
+        """Return the data as an array of numpy_dtype."""
+        dtype = numpy_dtype(self.datatype)
         if self.datatype == "BYTES":
             flat: Array = deserialize_bytes_tensor(bytes(self.data))
-        elif self.datatype == "BF16":  # the upper half of a float32; numpy has no BF16
-            flat = (np.frombuffer(self.data, dtype=np.uint16).astype(np.uint32) << 16).view(
-                np.float32
-            )
+        elif self.datatype == "BF16":
+            flat = np.frombuffer(self.data, BF16).astype(dtype)
         else:
-            flat = np.frombuffer(self.data, dtype=numpy_dtype(self.datatype))
+            flat = np.frombuffer(self.data, dtype)
         return flat.reshape(self.shape)
 
 
@@ -124,11 +135,9 @@ _FIELDS = {bool: "bool_param", int: "int64_param", float: "double_param", str: "
 
 
 def to_raw(array: Array, datatype: str = "") -> bytes | memoryview:
-    """Return an array's data for gRPC, without a copy if possible. float32 is rounded to BF16 as
-    hardware does it: to the nearest value, ties to even."""
+    """Return an array's data for gRPC, without a copy if possible."""
     if datatype == "BF16":
-        bits = np.ascontiguousarray(array, dtype=np.float32).view(np.uint32)
-        return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16).tobytes()
+        array = array.astype(BF16)  # rounds to the nearest value, ties to even
     if array.dtype.kind in "OSU":
         serialized = serialize_byte_tensor(array)
         return bytes(serialized.item()) if serialized.size else b""
@@ -136,5 +145,6 @@ def to_raw(array: Array, datatype: str = "") -> bytes | memoryview:
 
 
 def numpy_dtype(datatype: str) -> np.dtype[Any]:
-    """Return the numpy dtype for a datatype (object for BYTES)."""
-    return np.dtype(triton_to_np_dtype(datatype))
+    """Return the dtype of a datatype's arrays: object for BYTES, and float32 for BF16, which numpy
+    does not have."""
+    return np.dtype(np.float32 if datatype == "BF16" else triton_to_np_dtype(datatype))

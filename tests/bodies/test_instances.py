@@ -181,7 +181,7 @@ def test_keep_unknown_tensors_from_triton(echo: Recorder, what: str, names: list
     one = {"name": "x", "shape": [1, 1], "datatype": "FP32", "data": [1]}
     document: dict[str, Any] = {"inputs": [one]}
     document[what] = [{**(one if what == "inputs" else {}), "name": name} for name in names]
-    body = TensorBody(msgspec.convert(document, schemas.Tensors), memoryview(b""), length=1000)
+    body = TensorBody(msgspec.convert(document, schemas.Tensors), length=1000)
     with pytest.raises(InvalidRequest, match=f"unknown {what[:-1]} '{names[0]}'; .*known: x"):
         body.bind(client_of(4), Request("id")).answer(echo)
     assert echo.batches == []

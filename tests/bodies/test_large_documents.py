@@ -49,7 +49,6 @@ def tensors(body: bytes) -> list[Tensor] | str:
         read = read_body("application/json", body)
         if not isinstance(read, TensorBody):
             return type(read).__name__
-        assert read.document is not None
         return [
             Tensor(tensor.name, tensor.datatype, tensor.shape, bytes(tensor.data))
             for tensor in read_inputs(read.document, read.binary, read.length)

@@ -355,16 +355,16 @@ def test_read_many_values_in_pieces(datatype: str) -> None:
     if datatype != "BOOL":
         values = list(map(int, values))
     lists = [values[:5], values[5:]]
-    assert flat_array("x", datatype, lists).tolist() == values
+    assert flat_array(datatype, lists).tolist() == values
     for count in range(1 + 3 * 3):
         with within(looks(count)), pytest.raises(TooLate):
-            flat_array("x", datatype, lists)
+            flat_array(datatype, lists)
 
 
 @pytest.mark.parametrize(("datatype", "value"), [("INT8", 128), ("FP16", 1e5), ("FP64", 10**400)])
 def test_refuse_a_number_out_of_range_behind_many(datatype: str, value: float) -> None:
     with pytest.raises(InvalidRequest, match=f"do not fit {datatype}"):
-        flat_array("x", datatype, [0] * 2 * AT_ONCE + [value])
+        flat_array(datatype, [0] * 2 * AT_ONCE + [value])
 
 
 def test_bound_an_output_s_json_before_writing_it() -> None:
@@ -384,8 +384,8 @@ def test_refuse_npy_for_strings_of_very_different_lengths() -> None:
 def test_free_the_instances_of_earlier_batches() -> None:
     """All images of a body, if decoded at once, would take a thousand times its length."""
     body = read_body(JSON_TYPE, b'{"instances":[%b]}' % many(b"0", 100))
-    results = Run(body.bind(CLIENT, Request("id")), Echo()).results()
-    assert [list(result.instances) for result in results] == [[]] * 13
+    results = list(Run(body.bind(CLIENT, Request("id")), Echo()).results())
+    assert [list(result.batch.instances) for result in results] == [[]] * 13
 
 
 @pytest.mark.parametrize("datatype", [np.float16, np.float32, np.float64])

@@ -53,7 +53,7 @@ def test_recognize_json_under_any_content_type(content_type: str) -> None:
 
 
 def test_recognize_npy_files() -> None:
-    assert read_body("application/octet-stream", b"\x93NUMPY") == NpyBody(b"\x93NUMPY")
+    assert read_body("application/octet-stream", b"\x93NUMPY") == NpyBody.of(b"\x93NUMPY")
 
 
 class Flower(Length):

@@ -49,7 +49,7 @@ def test_send_bf16_as_the_upper_half_of_fp32() -> None:
     """tests/conformance covers the other datatypes. No model on ONNX Runtime has this one."""
     assert step(body(datatype="BF16", data=[1, -2])).inputs[0].data == b"\x80\x3f\x00\xc0"
     tensor = Tensor.of("y", np.array([-2.0], np.float32), "BF16")
-    job = TensorBody(schemas.Tensors(inputs=[]), memoryview(b""), length=10).bind(MODEL, REQUEST)
+    job = TensorBody(schemas.Tensors(inputs=[]), length=10).bind(MODEL, REQUEST)
     written = job.reply(iter([reply(tensor)]))
     (output,) = orjson.loads(written.content)["outputs"]
     assert output == {"name": "y", "datatype": "BF16", "shape": [1], "data": [-2.0]}
@@ -133,6 +133,15 @@ def test_derive_the_shape_of_raw_input_from_its_bytes() -> None:
             raw(wrong, b"12345678")
 
 
+@pytest.mark.parametrize(
+    "single",
+    [read_binary("0", "json-header-size", b"1234"), NpyBody.of(npy(np.zeros(1, np.float32)))],
+)
+def test_name_the_inputs_of_a_model_that_takes_more_than_one_tensor(single: Body) -> None:
+    with pytest.raises(InvalidRequest, match=r"has 2 inputs \(text, scale\); send"):
+        step(single)
+
+
 def test_read_a_flat_body_as_inputs_and_parameters() -> None:
     document = {
         "text": "a",
@@ -190,7 +199,9 @@ def test_write_a_flat_reply_with_a_value_or_list_per_output() -> None:
 def test_read_an_npy_file_as_the_model_s_input(order: Any) -> None:
     array = np.asarray(np.arange(6, dtype=np.float64).reshape(2, 3), order=order)
     assert np.array_equal(read_npy(npy(array)), array)
-    (tensor,) = step(NpyBody(npy(array)), served(TensorSpec("x", "FP32", (2, 3)), batch=4)).inputs
+    (tensor,) = step(
+        NpyBody.of(npy(array)), served(TensorSpec("x", "FP32", (2, 3)), batch=4)
+    ).inputs
     assert (tensor.shape, bytes(tensor.data)) == ((1, 2, 3), array.astype(np.float32).tobytes())
 
 
@@ -212,7 +223,7 @@ def test_read_an_npy_file_as_the_model_s_input(order: Any) -> None:
 def test_refuse_npy_numbers_that_do_not_fit_the_datatype(
     array: Any, datatype: str, fits: bool
 ) -> None:
-    asked, model = NpyBody(npy(array)), served(TensorSpec("x", datatype, (2,)), batch=4)
+    asked, model = NpyBody.of(npy(array)), served(TensorSpec("x", datatype, (2,)), batch=4)
     if fits:
         (tensor,) = step(asked, model).inputs
         assert np.array_equal(tensor.array(), array)

@@ -119,7 +119,8 @@ def check(error: ServingError) -> None:
 def body(data: bytes) -> None:
     kind, _, content = data.partition(b"\n")
     for generates, accept in ((False, ""), (True, "application/jsonlines")):
-        answer(read_body(kind.decode(TEXT), content, generates, accept=accept))
+        request = Request("id", decoder=DECODER, accept=accept)
+        answer(read_body(kind.decode(TEXT), content, generates), request)
 
 
 class Anything(Ones):
@@ -279,7 +280,7 @@ def form(data: bytes) -> None:
         source = incoming()
         body = read_invocation(source)
         named = Target("the header", source.header("X-Amzn-SageMaker-Target-Model") or None)
-        answer(body, read_request(source, "", body, named))
+        answer(body, read_request(source, body, named))
 
 
 def config(data: bytes) -> None:
