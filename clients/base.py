@@ -78,24 +78,16 @@ class TooManyRows(Exception):
         self.fitting = fitting
 
 
-@dataclass(frozen=True)
 class Parameter(NamedValue):
-    """A named value from config.pbtxt or a request. `removed` has pairs of a value that is no
-    longer supported and what replaces it."""
-
-    removed: tuple[tuple[str, str], ...] = ()
+    """A named value from config.pbtxt or a request."""
 
     def parse(self, value: Any) -> Any:
         """Return the checked value. Raise an InvalidRequest that names the parameter and the
-        allowed values, or what replaces a removed value."""
+        allowed values."""
         try:
             return super().parse(value)
         except ValueError as err:
-            reason = str(err)
-        for gone, replacement in self.removed:
-            if value == gone:
-                reason = f"'{gone}' is not supported any more: {replacement}"
-        raise InvalidRequest(f"parameter '{self.name}': {reason}")
+            raise InvalidRequest(f"parameter '{self.name}': {err}") from err
 
 
 class ModelClient(ABC):
