@@ -12,11 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clients._labels import label_of
-from clients.base import Parameter, check_time
+from clients.base import Array, Parameter, check_time
 from serving.budget import MOST_DETECTIONS
 
 Floats = NDArray[np.floating[Any]]
-GREY = 114  # the colour of YOLOv5's padding
+Indices = NDArray[np.intp]
+GREY = (114, 114, 114)  # the colour of YOLOv5's padding
 CORNERS = ("xmin", "ymin", "xmax", "ymax")
 PORTION = 1_024  # boxes that `nms` compares at a time; often the first portion is enough
 
@@ -40,7 +41,7 @@ def max_detections(default: int) -> Parameter:
 
 
 def detections_of(
-    labels: Sequence[str], classes: NDArray[Any], scores: NDArray[Any], corners: Floats
+    labels: Sequence[str], classes: Array, scores: Array, corners: Floats
 ) -> list[dict[str, Any]]:
     """Return the reply's detections for class ids [n], scores [n], and boxes [n,4] in pixels of the
     image."""
@@ -89,11 +90,12 @@ class Letterbox:
             pixels = cv2.resize(
                 pixels, (self.new_width, self.new_height), interpolation=cv2.INTER_LINEAR
             )
-        canvas = np.full((self.target_height, self.target_width, 3), GREY, np.uint8)
-        bottom = self.top + self.new_height
-        right = self.left + self.new_width
-        canvas[self.top : bottom, self.left : right] = pixels
-        return canvas
+        bottom = self.target_height - self.top - self.new_height
+        right = self.target_width - self.left - self.new_width
+        framed = cv2.copyMakeBorder(
+            pixels, self.top, bottom, self.left, right, cv2.BORDER_CONSTANT, value=GREY
+        )
+        return np.asarray(framed)
 
     def to_image(self, boxes: Floats) -> Floats:
         """Map boxes in the target to boxes in the image, clipped to the image."""
@@ -101,22 +103,15 @@ class Letterbox:
 
     def points_to_image(self, points: Floats) -> Floats:
         """Map points [n,2] in the target to points in the image, clipped to the image."""
-        mapped = (points - self._shift()) / self._scale()
+        shift = np.array([self.left, self.top], np.float32)
+        x = self.new_width / self.width
+        y = self.new_height / self.height
+        mapped = (points - shift) / np.array([x, y], np.float32)
         size = np.array([self.width, self.height], mapped.dtype)
         return np.clip(mapped, 0, size)
 
-    def _scale(self) -> NDArray[np.float32]:
-        x = self.new_width / self.width
-        y = self.new_height / self.height
-        return np.array([x, y], np.float32)
 
-    def _shift(self) -> NDArray[np.float32]:
-        return np.array([self.left, self.top], np.float32)
-
-
-def nms(
-    boxes: Floats, scores: Floats, classes: NDArray[np.integer[Any]], iou: float, limit: int
-) -> NDArray[np.intp]:
+def nms(boxes: Floats, scores: Floats, classes: Array, iou: float, limit: int) -> Indices:
     """Return the indices of at most `limit` boxes, best score first: greedy non-maximum suppression
     within each class.
 
@@ -129,10 +124,10 @@ def nms(
     order = np.argsort(-scores, kind="stable")
     kept: list[np.intp] = []
 
-    def without_similar(others: NDArray[np.intp], best: np.intp) -> NDArray[np.intp]:
+    def without_similar(others: Indices, best: np.intp) -> Indices:
         similar = classes[others] == classes[best]
         similar[similar] = _overlap(boxes, areas, best, others[similar]) > iou
-        rest: NDArray[np.intp] = others[~similar]
+        rest: Indices = others[~similar]
         return rest
 
     for first in range(0, len(order), PORTION):
@@ -148,7 +143,7 @@ def nms(
     return np.array(kept, np.intp)
 
 
-def _overlap(boxes: Floats, areas: Floats, index: np.intp, others: NDArray[np.intp]) -> Floats:
+def _overlap(boxes: Floats, areas: Floats, index: np.intp, others: Indices) -> Floats:
     """Return the IoU of the box at `index` with each of `others`, or 0 if either has no area."""
     box = boxes[index]
     rest = boxes[others]
@@ -156,7 +151,5 @@ def _overlap(boxes: Floats, areas: Floats, index: np.intp, others: NDArray[np.in
     high = np.minimum(box[2:], rest[:, 2:])
     common = (high - low).clip(0).prod(1)
     union = areas[index] + areas[others] - common
-    have_areas = (areas[index] > 0) & (areas[others] > 0)
-    valid = (common > 0) & have_areas & (union > 0)
-    iou: Floats = np.divide(common, union, out=np.zeros_like(common), where=valid)
+    iou: Floats = np.divide(common, union, out=np.zeros_like(common), where=union > 0)
     return iou

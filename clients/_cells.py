@@ -1,18 +1,17 @@
 """Turns the cells of a table's rows into arrays: numbers, strings or booleans, from JSON or CSV."""
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import orjson
-from numpy.typing import NDArray
 
+from clients.base import Array
 from serving.codecs import describe
 from serving.errors import DecodingError
 
-Array = NDArray[Any]
 Row = Sequence[Any]
 FLOATS: dict[str, Any] = {"FP16": np.float16, "FP32": np.float32, "FP64": np.float64}
 INTEGERS: dict[str, Any] = {
@@ -31,26 +30,25 @@ LONGEST_WORD = 10  # characters of a cell that are compared with WORDS
 
 
 def array_of(
-    rows: Sequence[Row], datatype: str, missing: Sequence[bool], column: Callable[[int], str]
+    rows: Sequence[Row], datatype: str, missing: Sequence[bool], names: Sequence[str]
 ) -> Array:
     """Return rows of equal length as an array [rows, cells] of `datatype`. `missing` says for each
     column whether its cells may be empty.
 
-    Raise a DecodingError with the row's number if a cell is invalid. Its field is the name that
-    `column` returns for the cell's index.
+    Raise a DecodingError with the row's number if a cell is invalid. Its field is the one of
+    `names` that the cell's column has.
     """
     whole = _floats(rows, FLOATS[datatype], missing) if datatype in FLOATS else None
     if whole is not None:
         return whole
-    parsers = [_parser(datatype, takes_empty) for takes_empty in missing]
     shape = (len(rows), len(rows[0]))
     array = np.empty(shape, DTYPES[datatype])
     for number, row in enumerate(rows):
         for index, cell in enumerate(row):
             try:
-                array[number, index] = parsers[index](cell)
+                array[number, index] = _parsed(cell, datatype, missing[index])
             except ValueError as err:
-                raise DecodingError(str(err), field=column(index), instance=number) from err
+                raise DecodingError(str(err), field=names[index], instance=number) from err
     return array
 
 
@@ -80,7 +78,7 @@ def categories_of(file: Path, datatypes: Sequence[str]) -> list[Collection[Any] 
 
     def cells(values: Sequence[Any], datatype: str) -> Collection[Any]:
         rows = [[value] for value in values]
-        array = array_of(rows, datatype, [True], lambda _: file.name)
+        array = array_of(rows, datatype, [True], [file.name])
         return frozenset(array[:, 0].tolist())
 
     pairs = zip(columns, datatypes, strict=True)
@@ -88,7 +86,7 @@ def categories_of(file: Path, datatypes: Sequence[str]) -> list[Collection[Any] 
 
 
 def check_known(
-    array: Array, known: Sequence[Collection[Any] | None], column: Callable[[int], str]
+    array: Array, known: Sequence[Collection[Any] | None], names: Sequence[str]
 ) -> None:
     """Raise DecodingError, as array_of does, for a cell that is not one of its column's `known`
     categories. NaN is an empty cell, which array_of has already checked."""
@@ -104,7 +102,7 @@ def check_known(
                     f"{text} is not a category that the model was trained with, and its "
                     "encoder refuses others"
                 )
-                raise DecodingError(reason, field=column(index), instance=number)
+                raise DecodingError(reason, field=names[index], instance=number)
 
 
 def is_number(text: str) -> bool:
@@ -120,14 +118,13 @@ def is_empty(cell: Any) -> bool:
     return cell is None or (isinstance(cell, str) and not cell.strip())
 
 
-def _parser(datatype: str, missing: bool) -> Callable[[Any], Any]:
-    """Return the function that reads one cell of `datatype`. The function raises a ValueError that
-    says what was expected."""
+def _parsed(cell: Any, datatype: str, missing: bool) -> Any:
+    """Return the cell as a value of `datatype`. Raise a ValueError that says what was expected."""
     if datatype in FLOATS:
-        return lambda cell: _float(cell, datatype, missing)
+        return _float(cell, datatype, missing)
     if datatype in INTEGERS:
-        return lambda cell: _integer(cell, datatype)
-    return _boolean if datatype == "BOOL" else lambda cell: _text(cell, missing)
+        return _integer(cell, datatype)
+    return _boolean(cell) if datatype == "BOOL" else _text(cell, missing)
 
 
 def _float(cell: Any, datatype: str, missing: bool) -> float:
@@ -161,12 +158,9 @@ def _number(cell: Any) -> float:
 def _integer(cell: Any, datatype: str) -> int:
     """Read a whole number. Read digits exactly, because a float holds no more than 16 digits. Read
     3.0 as 3."""
+    is_exact = isinstance(cell, int) or (isinstance(cell, str) and "_" not in cell)
     try:
-        value = (
-            int(cell)
-            if isinstance(cell, int) or (isinstance(cell, str) and "_" not in cell)
-            else _number(cell)
-        )
+        value = int(cell) if is_exact else _number(cell)
     except ValueError:
         value = _number(cell)
     limits = np.iinfo(INTEGERS[datatype])

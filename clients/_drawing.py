@@ -1,10 +1,9 @@
 """Draws detections on a picture."""
 
-import colorsys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageColor, ImageDraw, ImageFont
 
 Colour = tuple[int, int, int]
 VEIL = 110  # opacity of a mask, out of 255
@@ -16,29 +15,22 @@ def draw(image: Image.Image, detections: Sequence[Mapping[str, Any]]) -> Image.I
     """Return a copy of the image with the frame, label, score, mask and keypoints of each
     detection, in a colour for each class."""
     picture = image.copy()
+    veil = ImageDraw.Draw(picture, "RGBA")
+    drawing = ImageDraw.Draw(picture)
     usual = round(sum(picture.size) * 0.0015)
     stroke = min(max(usual, 2), WIDEST_STROKE)
-    if any(detection.get("polygons") for detection in detections):
-        _draw_masks(picture, detections)
-    drawing = ImageDraw.Draw(picture)
-    for detection in reversed(detections):  # so that the best is on top
+    worst_first = detections[::-1]  # so that the best is on top
+    for detection in worst_first:
+        for polygon in detection.get("polygons", ()):
+            veil.polygon(polygon, fill=(*class_colour(detection["class_id"]), VEIL))
+    for detection in worst_first:
         _draw_frame(drawing, picture.width, detection, stroke)
         for point in detection.get("keypoints", ()):
             if point.get("score", 1) >= SEEN:
-                drawing.circle(
-                    (point["x"], point["y"]),
-                    2 * stroke,
-                    class_colour(detection["class_id"]),
-                    "white",
-                )
+                centre = (point["x"], point["y"])
+                colour = class_colour(detection["class_id"])
+                drawing.circle(centre, 2 * stroke, colour, "white")
     return picture
-
-
-def _draw_masks(picture: Image.Image, detections: Sequence[Mapping[str, Any]]) -> None:
-    drawing = ImageDraw.Draw(picture, "RGBA")
-    for detection in reversed(detections):
-        for polygon in detection["polygons"]:
-            drawing.polygon(polygon, fill=(*class_colour(detection["class_id"]), VEIL))
 
 
 def _draw_frame(
@@ -59,20 +51,12 @@ def _draw_frame(
     y = top - height if top >= height else top
     drawing.rectangle((x, y, x + width, y + height), fill=colour)
     corner = (x + 2, y + 1)
-    drawing.text(corner, text, _ink(colour), font)
+    drawing.text(corner, text, "white", font, stroke_width=1, stroke_fill="black")
 
 
 def class_colour(class_id: int) -> Colour:
     """Return a strong colour for the class. Hues of successive class ids are a golden angle apart,
     so that neighboring classes differ."""
     hue = class_id * 0.618034 % 1
-    parts = colorsys.hsv_to_rgb(hue, 0.85, 0.9)
-    red, green, blue = (round(255 * part) for part in parts)
+    red, green, blue, *_ = ImageColor.getrgb(f"hsv({360 * hue:.2f}, 85%, 90%)")
     return red, green, blue
-
-
-def _ink(ground: Colour) -> Colour:
-    """Return black or white, whichever is easier to read (luma of ITU-R BT.601)."""
-    red, green, blue = ground
-    luma = 0.299 * red + 0.587 * green + 0.114 * blue
-    return (0, 0, 0) if luma > 128 else (255, 255, 255)

@@ -1,16 +1,15 @@
 """Defines the base class of clients that take one image. It resizes, crops and normalizes the image
 by the settings of clients/_image_settings.py."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
 from clients._image_settings import EXAMPLE, SETTINGS, frame_of
-from clients._resize import rule_of
-from clients.base import Model, ModelClient, Parameter, Tensors, TensorSpec
+from clients._resize import RULES
+from clients.base import Array, Floats, Model, ModelClient, Parameter, Tensors, TensorSpec, Values
 from serving.codecs import IMAGE
 from serving.errors import InferenceFailed
 
@@ -24,6 +23,7 @@ class ImageClient(ModelClient):
     """A model whose first input, whatever its name, is one image."""
 
     codec = IMAGE
+    example = EXAMPLE
     # whether answers are in pixels of the image as sent, which is then decoded at full size
     answers_in_pixels = False
     settings: tuple[Parameter, ...] = SETTINGS
@@ -32,14 +32,13 @@ class ImageClient(ModelClient):
         """Read the settings. Raise InvalidRequest if the input's shape does not fit them."""
         super().__init__(model)
         options = self.options
-        self.example = EXAMPLE
         self.input = model.inputs[0]
         self.frame = frame_of(self.input, options, model.max_batch_size)
         if not (options["exact"] or self.answers_in_pixels):
             self.side = int(AMPLE * max(self.frame.resized))
-        self.resize = rule_of(self.frame, options)
+        self.resize = RULES[options["resize"]]
 
-    def prepare(self, instances: Sequence[Image.Image], parameters: Mapping[str, Any]) -> Tensors:
+    def prepare(self, instances: Sequence[Image.Image], parameters: Values) -> Tensors:
         """Return the input [n, *its shape]. Raise DecodingError for an image too narrow for
         keep_ratio."""
         pixels = [self.fit(image) for image in instances]
@@ -53,29 +52,29 @@ class ImageClient(ModelClient):
         grey = self.frame.channels == 1
         if grey:
             image = image.convert("L")
-        pixels: Pixels = np.asarray(self.resize(image))
+        pixels: Pixels = np.asarray(self.resize(image, self.frame, self.options))
         if grey:
             return pixels[..., None]
         if self.options["channel_order"] == "bgr":
             return pixels[..., ::-1]
         return pixels
 
-    def normalize(self, pixels: Pixels) -> NDArray[Any]:
+    def normalize(self, pixels: Pixels) -> Array:
         """Convert pixels [n, height, width, channels] to the input's datatype and layout. Return
         [n, *the input's shape]."""
         frame = self.frame
         ordered = pixels if frame.channels_last else pixels.transpose(0, 3, 1, 2)
         if frame.dtype == np.uint8:
-            values: NDArray[Any] = np.ascontiguousarray(ordered)
+            values: Array = np.ascontiguousarray(ordered)
         else:
             values = np.multiply(ordered, frame.gain, out=np.empty(ordered.shape, np.float32))
             values += frame.offset
             values = values.astype(frame.dtype, copy=False)
         return values[:, None] if frame.own_batch else values
 
-    def finite(self, outputs: Tensors, name: str) -> NDArray[np.float32]:
+    def finite(self, outputs: Tensors, name: str) -> Floats:
         """Return an output as FP32. Raise InferenceFailed if it is not finite."""
-        values: NDArray[np.float32] = outputs[name].astype(np.float32, copy=False)
+        values: Floats = outputs[name].astype(np.float32, copy=False)
         if not np.isfinite(values).all():
             raise InferenceFailed(f"output '{name}' of model '{self.model.name}' is not finite")
         return values
@@ -86,7 +85,7 @@ class ImageClient(ModelClient):
         own_batch = self.frame.own_batch and output.shape[:1] in ((1,), (-1,))
         return output.shape[int(own_batch) :]
 
-    def of_each(self, outputs: Tensors, name: str) -> NDArray[np.float32]:
+    def of_each(self, outputs: Tensors, name: str) -> Floats:
         """Return an output as FP32 with one row for each image, even if the network has a batch
         dimension of its own. Raise InferenceFailed if it is not finite."""
         values = self.finite(outputs, name)

@@ -4,15 +4,14 @@ SETTINGS, which `parameters` in config.pbtxt set (docs/clients.md has their tabl
 The network gets `(pixel · scale - mean) / std`, or the pixels themselves when its input is UINT8.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from PIL import Image
 
-from clients.base import Parameter, TensorSpec
+from clients.base import Floats, Parameter, TensorSpec, Values
 from serving.codecs import decode_base64
 from serving.errors import InvalidRequest
 
@@ -45,12 +44,7 @@ SETTINGS = (
         minimum=1,
     ),
     Parameter("size_divisor", 1, "with keep_ratio, both sides are multiples of this", minimum=1),
-    Parameter(
-        "exact",
-        False,
-        "match transformers' image processors exactly, but run slower",
-        removed=(("transformers", "write true, which now means the same"),),
-    ),
+    Parameter("exact", False, "match transformers' image processors exactly, but run slower"),
     Parameter("pad_value", 0, "grey level around a padded image", minimum=0, maximum=255),
     Parameter(
         "interpolation", "bilinear", "Pillow's filter", choices=tuple(sorted(INTERPOLATIONS))
@@ -85,18 +79,19 @@ class Frame:
     channels_last: bool
     own_batch: bool
     resized: Size
-    gain: NDArray[np.float32]
-    offset: NDArray[np.float32]
+    method: Image.Resampling
+    gain: Floats
+    offset: Floats
     dtype: Any
 
 
-def keeps_ratio(settings: Mapping[str, Any]) -> bool:
+def keeps_ratio(settings: Values) -> bool:
     """Return whether images keep their proportions. Their sizes then differ, so they cannot be
     batched."""
     return settings.get("resize") == KEEP_RATIO
 
 
-def frame_of(spec: TensorSpec, options: Mapping[str, Any], max_batch_size: int) -> Frame:
+def frame_of(spec: TensorSpec, options: Values, max_batch_size: int) -> Frame:
     """Return the frame that follows from the input and the settings. Raise InvalidRequest if they
     do not fit together."""
     own_batch = len(spec.shape) == 4
@@ -124,10 +119,11 @@ def frame_of(spec: TensorSpec, options: Mapping[str, Any], max_batch_size: int) 
         )
     gain, offset = _normalization(spec, channels, channels_last, options)
     dtype = FLOAT_TYPES.get(spec.datatype, np.uint8)
-    return Frame(size, channels, channels_last, own_batch, resized, gain, offset, dtype)
+    method = INTERPOLATIONS[options["interpolation"]]
+    return Frame(size, channels, channels_last, own_batch, resized, method, gain, offset, dtype)
 
 
-def check_whole(options: Mapping[str, Any], frame: Frame) -> None:
+def check_whole(options: Values, frame: Frame) -> None:
     """Raise InvalidRequest unless the network gets exactly the whole image. With `exact` the image
     may be cropped, because transformers' pipelines also crop it, and stretch the answer for the
     centre over the whole image."""
@@ -153,7 +149,7 @@ def _channels_last(spec: TensorSpec, shape: Sequence[int], layout: str) -> bool:
     )
 
 
-def _size(spec: TensorSpec, shape: Size, options: Mapping[str, Any]) -> Size:
+def _size(spec: TensorSpec, shape: Size, options: Values) -> Size:
     """Return (height, width) from the setting, checked against the shape, or from the shape
     alone."""
     setting = options["size"]
@@ -172,12 +168,7 @@ def _size(spec: TensorSpec, shape: Size, options: Mapping[str, Any]) -> Size:
             "'size' (--set size=224, or height and width: --set size=48,192), or 'resize' "
             f"to {KEEP_RATIO}"
         )
-    is_whole = all(side.is_integer() for side in setting)
-    if len(setting) > 2 or not is_whole:
-        raise InvalidRequest(
-            f"parameter 'size': {setting} must be one or two whole numbers (height, width)"
-        )
-    size = (int(setting[0]), int(setting[-1]))
+    size = _sides("size", setting)
     height, width = shape
     if height not in (-1, size[0]) or width not in (-1, size[1]):
         raise InvalidRequest(
@@ -186,7 +177,7 @@ def _size(spec: TensorSpec, shape: Size, options: Mapping[str, Any]) -> Size:
     return size
 
 
-def _resized(size: Size, options: Mapping[str, Any]) -> Size:
+def _resized(size: Size, options: Values) -> Size:
     """Return the frame's `resized`: an image's size before its centre is cropped to `size`. Raise
     InvalidRequest if the setting `resize_to` is invalid."""
     sizes = options["resize_to"]
@@ -201,33 +192,39 @@ def _resized(size: Size, options: Mapping[str, Any]) -> Size:
         share = options["crop_pct"] if options["resize"] == "shortest" else 1
         height, width = size
         return (int(height / share), int(width / share))
-    sides = (int(sizes[0]), int(sizes[-1]))
-    covers = sides[0] >= size[0] and sides[1] >= size[1]
-    if len(sizes) > 2 or not covers or options["resize"] == "pad":
+    sides = _sides("resize_to", sizes)
+    if sides[0] < size[0] or sides[1] < size[1] or options["resize"] == "pad":
         raise InvalidRequest(
-            f"parameter 'resize_to': {sizes} must be one or two numbers, at least the size "
-            f"{size} that is cut out of it"
+            f"parameter 'resize_to': {sides} must be at least the size {size}, which is cut out of "
+            "it; with pad nothing is cut"
         )
     return sides
 
 
+def _sides(name: str, setting: tuple[float, ...]) -> Size:
+    """Return (height, width) from the setting called `name`."""
+    if len(setting) > 2 or not all(side.is_integer() for side in setting):
+        raise InvalidRequest(
+            f"parameter '{name}': {setting} must be one or two whole numbers (height, width)"
+        )
+    return (int(setting[0]), int(setting[-1]))
+
+
 def _normalization(
-    spec: TensorSpec, channels: int, channels_last: bool, options: Mapping[str, Any]
-) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    spec: TensorSpec, channels: int, channels_last: bool, options: Values
+) -> tuple[Floats, Floats]:
     """Return (gain, offset): the input is pixel * gain + offset. Raise InvalidRequest if `mean` or
     `std` has neither one value nor one per channel.
 
     A UINT8 input gets the pixels themselves. Its gain and offset are not used, so any number of
     values is accepted.
     """
-    plural = "s" if channels > 1 else ""
     for name in ("mean", "std"):
         count = len(options[name])
         if spec.datatype != "UINT8" and count not in (1, channels):
             raise InvalidRequest(
-                f"parameter '{name}' has {count} values, input '{spec.name}' "
-                f"has {channels} channel{plural}: give one value, or "
-                "one per channel"
+                f"parameter '{name}' has {count} values, input '{spec.name}' has {channels} "
+                "channel(s): give one value, or one per channel"
             )
     mean = np.asarray(options["mean"], np.float64)
     std = np.asarray(options["std"], np.float64)

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from math import prod
 
 from clients.base import Model, Parameter, TensorSpec
 from serving.errors import InvalidRequest
@@ -11,40 +12,24 @@ LABELS = Parameter("labels", DEFAULT_LABELS, "file of labels in the model's fold
 
 
 def labels_of(model: Model, filename: str, setting: str = "labels") -> list[str]:
-    """Return the labels in `filename`, or an empty list if the file does not exist. If config.pbtxt
-    names the missing file in `setting`, raise OSError."""
-    return _cleaned(names_of(model, filename, setting))
+    """Return the labels in `filename`, in the order of the class ids, without blanks around them,
+    or an empty list if the file does not exist. If config.pbtxt names the missing file in
+    `setting`, raise OSError."""
+    return [name.strip() for name in names_of(model, filename, setting) if name.strip()]
 
 
 def names_of(model: Model, filename: str, setting: str) -> list[str]:
-    """Return the lines of `filename` unchanged, under the same conditions as labels_of. The names
-    of columns or classes that the model itself uses may begin or end with blanks."""
-    if setting not in model.parameters and not model.file(filename).exists():
+    """Return the lines of `filename` unchanged but for the blank ones at the end, under the same
+    conditions as labels_of. The names of columns or classes that the model itself uses may begin or
+    end with blanks. Only a line feed ends a line."""
+    file = model.file(filename)
+    if setting not in model.parameters and not file.exists():
         return []
-    return _lines(model, filename)
-
-
-def read_labels(model: Model, filename: str) -> list[str]:
-    """Return the labels in a file in the model's folder: one for each line, in the order of the
-    class ids."""
-    return _cleaned(_lines(model, filename))
-
-
-def _lines(model: Model, filename: str) -> list[str]:
-    """Return the lines without the blank ones at the end. Only a line feed ends a line."""
-    lines = [
-        line.removesuffix("\r")
-        for line in model.file(filename).read_bytes().decode("utf-8").split("\n")
-    ]
+    text = file.read_bytes().decode("utf-8")
+    lines = [line.removesuffix("\r") for line in text.split("\n")]
     while lines and not lines[-1].strip():
         lines.pop()
     return lines
-
-
-def _cleaned(lines: Sequence[str]) -> list[str]:
-    """Return the lines that are not blank, stripped, because a hand-written file may have blanks at
-    the ends of lines."""
-    return [line.strip() for line in lines if line.strip()]
 
 
 def label_of(labels: Sequence[str], class_id: int) -> str:
@@ -73,16 +58,13 @@ def scores_output(model: Model, labels: int) -> TensorSpec:
     for spec in model.outputs:
         # without max_batch_size, the shape begins with the model's own batch dimension
         has_batch = model.max_batch_size == 0 and len(spec.shape) > 1
-        shape = spec.shape[1:] if has_batch else spec.shape
-        lists = [size for size in shape if size != 1]
-        if len(lists) <= 1:
-            counts[spec] = lists[0] if lists else 1
-    for spec, count in counts.items():
-        if count == labels:
-            return spec
-    for spec in counts:
-        if re.search("logit|prob", spec.name.lower()):
-            return spec
+        shape = spec.shape[int(has_batch) :]
+        if sum(size != 1 for size in shape) <= 1:
+            counts[spec] = prod(shape)
+    fitting = [spec for spec, count in counts.items() if count == labels]
+    named = [spec for spec in counts if re.search("logit|prob", spec.name.lower())]
+    if fitting or named:
+        return (fitting or named)[0]
     first = model.outputs[0]
     if first in counts and set(counts.values()) != {counts[first]}:
         names = [f"{spec.name} {list(spec.shape)}" for spec in counts]

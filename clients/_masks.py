@@ -6,24 +6,19 @@ coefficient for it, add up to more than 0 there.
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import cv2
 import numpy as np
-from numpy.typing import NDArray
 
 from clients._boxes import Letterbox
-from clients.base import in_time
+from clients.base import Array, Floats, in_time
 
 Polygons = list[list[float]]
 MOST_PIXELS = 2**21  # in a map of classes
 
 
 def outlines(
-    boxes: NDArray[np.float32],
-    coefficients: NDArray[np.float32],
-    prototypes: NDArray[Any],
-    fit: Letterbox,
+    boxes: Floats, coefficients: Floats, prototypes: Array, fit: Letterbox
 ) -> list[Polygons]:
     """Return the outer edges of each box's mask as lists [x1, y1, x2, y2, …] in pixels of the
     image, the largest first. `boxes` [n,4] are in the network's input, `coefficients` are [n,M],
@@ -38,18 +33,10 @@ def outlines(
 def map_size(width: int, height: int) -> tuple[int, int]:
     """Return the width and height of a map of classes for an image of `width` × `height`."""
     factor = min(1.0, (MOST_PIXELS / (width * height)) ** 0.5)
-    map_width = max(1, int(width * factor))
-    map_height = max(1, int(height * factor))
-    return map_width, map_height
+    return max(1, int(width * factor)), max(1, int(height * factor))
 
 
-def _ratio(levels: NDArray[np.float32], fit: Letterbox) -> NDArray[Any]:
-    """Return the map's width and height, divided by those of the network's input."""
-    height, width = levels.shape
-    return np.array([width / fit.target_width, height / fit.target_height])
-
-
-def _outline(box: Sequence[float], levels: NDArray[np.float32], fit: Letterbox) -> Polygons:
+def _outline(box: Sequence[float], levels: Floats, fit: Letterbox) -> Polygons:
     left = max(math.floor(box[0]), 0)
     top = max(math.floor(box[1]), 0)
     right = min(math.ceil(box[2]), fit.target_width)
@@ -65,36 +52,25 @@ def _outline(box: Sequence[float], levels: NDArray[np.float32], fit: Letterbox) 
     return [_in_image(edge, fit) for edge in areas]
 
 
-def _in_image(edge: NDArray[Any], fit: Letterbox) -> list[float]:
+def _in_image(edge: Array, fit: Letterbox) -> list[float]:
     """Return the edge as [x1, y1, x2, y2, …] in pixels of the image, from the centres of its
     pixels."""
     centres = edge.reshape(-1, 2).astype(np.float32) + 0.5
     points = fit.points_to_image(centres).astype(np.float64).round(2)
-    numbers: list[float] = points.reshape(-1).tolist()
+    numbers: list[float] = points.ravel().tolist()
     return numbers
 
 
-def _enlarged(
-    levels: NDArray[np.float32], part: tuple[int, int, int, int], fit: Letterbox
-) -> NDArray[Any]:
+def _enlarged(levels: Floats, part: tuple[int, int, int, int], fit: Letterbox) -> Array:
     """Enlarge a part of the map bilinearly to the network's input."""
     left, top, right, bottom = part
-    step = _ratio(levels, fit)
+    height, width = levels.shape
+    # the distance of two pixels of the input in the map, and the place of the part's first pixel
+    step = np.array([width / fit.target_width, height / fit.target_height])
     first = (np.array([left, top]) + 0.5) * step - 0.5
-    return _sampled(levels, first, step, [right - left, bottom - top])
-
-
-def _sampled(
-    levels: NDArray[np.float32],
-    first: NDArray[np.float64],
-    step: NDArray[np.float64],
-    size: Sequence[int],
-) -> NDArray[Any]:
-    """Return `size` (width, height) values, interpolated bilinearly at points `step` apart, the
-    first of which is `first` (x, y)."""
     grid = np.column_stack((np.diag(step), first))
     flags = cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP
-    values: NDArray[Any] = cv2.warpAffine(
-        levels, grid, size, flags=flags, borderMode=cv2.BORDER_REPLICATE
+    values: Array = cv2.warpAffine(
+        levels, grid, (right - left, bottom - top), flags=flags, borderMode=cv2.BORDER_REPLICATE
     )
     return values

@@ -1,12 +1,9 @@
 """Resizes an image to a network's input, by the rule that the setting `resize` names."""
 
-from collections.abc import Callable, Mapping
-from functools import partial
-from typing import Any
-
 from PIL import Image
 
-from clients._image_settings import INTERPOLATIONS, Frame, Size, keeps_ratio
+from clients._image_settings import KEEP_RATIO, Frame, Size
+from clients.base import Values
 from serving.errors import DecodingError
 
 # how many times as long as its target a resized side may be: to resize a long, narrow image before
@@ -16,49 +13,32 @@ RIBBON = 16
 STEPS = ("nearest", "box")
 
 
-def rule_of(frame: Frame, options: Mapping[str, Any]) -> Callable[[Image.Image], Image.Image]:
-    """Return the function that resizes an image by the setting `resize`."""
-    method = INTERPOLATIONS[options["interpolation"]]
-    size, resized = frame.size, frame.resized
-    if keeps_ratio(options):
-        divisor = options["size_divisor"]
-        shorter, longer = resized
-        return partial(keep_ratio, shorter=shorter, longer=longer, divisor=divisor, method=method)
-    if options["resize"] == "pad":
-        return partial(pad, size=size, level=options["pad_value"], method=method)
-    if options["resize"] == "stretch":
-        return partial(stretch, size=size, resized=resized, method=method)
-    resizes_first = options["exact"] or options["interpolation"] in STEPS
-    return partial(shortest, size=size, least=resized, method=method, resizes_first=resizes_first)
-
-
-def shortest(
-    image: Image.Image, size: Size, least: Size, method: Image.Resampling, resizes_first: bool
-) -> Image.Image:
-    """Resize the image to cover `least`, then crop the centre, as torchvision and transformers do
-    for ImageNet. Unless `resizes_first`, compute only the crop: Pillow then takes two thirds of the
-    time, and rounding differs less than between torchvision's own two methods."""
+def shortest(image: Image.Image, frame: Frame, options: Values) -> Image.Image:
+    """Resize the image to cover `frame.resized`, then crop the centre, as torchvision and
+    transformers do for ImageNet. Unless `exact` is set, compute only the crop: Pillow then takes
+    two thirds of the time, and rounding differs less than between torchvision's own two methods."""
     width, height = image.size
-    least_height, least_width = least
+    least_height, least_width = frame.resized
     covering = (least_height * width // height, least_height)
     if least_width * height >= least_height * width:
         covering = (least_width, least_width * height // width)
-    crop = _centre(covering, size)
+    crop = _centre(covering, frame.size)
     excess = max(covering[0] / least_width, covering[1] / least_height)
+    resizes_first = options["exact"] or options["interpolation"] in STEPS
     if resizes_first and excess <= RIBBON:
-        return image.resize(covering, method).crop(crop)
+        return image.resize(covering, frame.method).crop(crop)
     # the same crop in pixels of the image; rounding must not move its edges outside the image
     x = width / covering[0]
     y = height / covering[1]
     left, top, right, bottom = crop
     source = (left * x, top * y, min(right * x, width), min(bottom * y, height))
-    return image.resize(size[::-1], method, box=source)
+    return image.resize(frame.size[::-1], frame.method, box=source)
 
 
-def stretch(image: Image.Image, size: Size, resized: Size, method: Image.Resampling) -> Image.Image:
-    """Resize the image to `resized`, then crop the centre."""
-    sides = resized[::-1]
-    return image.resize(sides, method).crop(_centre(sides, size))
+def stretch(image: Image.Image, frame: Frame, _options: Values) -> Image.Image:
+    """Resize the image to `frame.resized`, then crop the centre."""
+    sides = frame.resized[::-1]
+    return image.resize(sides, frame.method).crop(_centre(sides, frame.size))
 
 
 def _centre(sides: tuple[int, int], size: Size) -> tuple[int, int, int, int]:
@@ -70,25 +50,26 @@ def _centre(sides: tuple[int, int], size: Size) -> tuple[int, int, int, int]:
     return (left, top, left + width, top + height)
 
 
-def pad(image: Image.Image, size: Size, level: int, method: Image.Resampling) -> Image.Image:
-    """Scale the image to fit `size`, and put it in the middle of a background of this grey
-    `level`."""
-    target_height, target_width = size
+def pad(image: Image.Image, frame: Frame, options: Values) -> Image.Image:
+    """Scale the image to fit `frame.size`, and put it in the middle of a background of the grey
+    level `pad_value`."""
+    target_height, target_width = frame.size
     factor = min(target_height / image.height, target_width / image.width)
     height = max(1, round(image.height * factor))
     width = max(1, round(image.width * factor))
+    level = options["pad_value"]
     colour = level if image.mode == "L" else (level, level, level)
     sheet = Image.new(image.mode, (target_width, target_height), colour)
     corner = ((target_width - width) // 2, (target_height - height) // 2)
-    sheet.paste(image.resize((width, height), method), corner)
+    sheet.paste(image.resize((width, height), frame.method), corner)
     return sheet
 
 
-def keep_ratio(
-    image: Image.Image, shorter: int, longer: int, divisor: int, method: Image.Resampling
-) -> Image.Image:
+def keep_ratio(image: Image.Image, frame: Frame, options: Values) -> Image.Image:
     """Resize the image to the size that `kept_ratio` gives. Raise DecodingError if a side would
     have no pixels."""
+    shorter, longer = frame.resized
+    divisor = options["size_divisor"]
     height, width = kept_ratio(image.height, image.width, shorter, longer, divisor)
     if min(height, width) < 1:
         raise DecodingError(
@@ -96,10 +77,10 @@ def keep_ratio(
             f"longer side at {longer} the shorter one would be less than {divisor}; cut it "
             "to pieces"
         )
-    return image.resize((width, height), method)
+    return image.resize((width, height), frame.method)
 
 
-def kept_ratio(height: int, width: int, shorter: int, longer: int, divisor: int) -> tuple[int, int]:
+def kept_ratio(height: int, width: int, shorter: int, longer: int, divisor: int) -> Size:
     """Return the size to which transformers resizes an image of this size:
     get_size_with_aspect_ratio or, with a divisor, YOLOS' version of it."""
     least = min(height, width)
@@ -116,3 +97,7 @@ def kept_ratio(height: int, width: int, shorter: int, longer: int, divisor: int)
         size = (shorter, int(share * width / height))
     first, second = (side - side % divisor for side in size)
     return (first, second)
+
+
+# the values of the setting `resize` -> the function that resizes an image
+RULES = {"shortest": shortest, "stretch": stretch, "pad": pad, KEEP_RATIO: keep_ratio}

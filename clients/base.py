@@ -25,7 +25,10 @@ from serving.named_value import Names as Names
 from serving.repository.paths import named_file
 
 Array = NDArray[Any]
+Floats = NDArray[np.float32]
 Tensors = dict[str, Array]
+Instances = Sequence[Any]  # as the client's codec decodes them
+Values = Mapping[str, Any]  # of parameters or settings, by name
 
 
 @dataclass(frozen=True)
@@ -75,24 +78,16 @@ class TooManyRows(Exception):
         self.fitting = fitting
 
 
-@dataclass(frozen=True)
 class Parameter(NamedValue):
-    """A named value from config.pbtxt or a request. `removed` has pairs of a value that is no
-    longer supported and what replaces it."""
-
-    removed: tuple[tuple[str, str], ...] = ()
+    """A named value from config.pbtxt or a request."""
 
     def parse(self, value: Any) -> Any:
         """Return the checked value. Raise an InvalidRequest that names the parameter and the
-        allowed values, or what replaces a removed value."""
+        allowed values."""
         try:
             return super().parse(value)
         except ValueError as err:
-            reason = str(err)
-        for gone, replacement in self.removed:
-            if value == gone:
-                reason = f"'{gone}' is not supported any more: {replacement}"
-        raise InvalidRequest(f"parameter '{self.name}': {reason}")
+            raise InvalidRequest(f"parameter '{self.name}': {err}") from err
 
 
 class ModelClient(ABC):
@@ -153,7 +148,7 @@ class ModelClient(ABC):
         if strange:
             raise DecodingError(unknown("key", min(strange), keys))
 
-    def read_parameters(self, values: Mapping[str, Any]) -> dict[str, Any]:
+    def read_parameters(self, values: Values) -> dict[str, Any]:
         """Return every request parameter with its value. Raise InvalidRequest for an unknown name
         or a wrong value."""
         parameters = {parameter.name: parameter for parameter in self.parameters}
@@ -166,7 +161,7 @@ class ModelClient(ABC):
         }
 
     @abstractmethod
-    def prepare(self, instances: Sequence[Any], parameters: Mapping[str, Any]) -> Tensors:
+    def prepare(self, instances: Instances, parameters: Values) -> Tensors:
         """Return {tensor name: array of n rows} for n decoded instances, row i made from instance
         i. Only the model's inputs are sent to Triton; `postprocess` gets all arrays. If an instance
         may become several rows (`rows`), the arrays must tell postprocess which instance each row
@@ -177,7 +172,7 @@ class ModelClient(ABC):
         many instances are in a batch."""
         return 1
 
-    def length(self, opened: Sequence[Any], parameters: Mapping[str, Any]) -> int:
+    def length(self, opened: Instances, parameters: Values) -> int:
         """Return roughly how many characters `prepare` reads from instances that the codec has
         opened. Requests with many characters wait for each other, but no other request waits for
         them."""
@@ -185,11 +180,7 @@ class ModelClient(ABC):
 
     @abstractmethod
     def postprocess(
-        self,
-        outputs: Tensors,
-        inputs: Tensors,
-        instances: Sequence[Any],
-        parameters: Mapping[str, Any],
+        self, outputs: Tensors, inputs: Tensors, instances: Instances, parameters: Values
     ) -> list[Any]:
         """Return n predictions, which JSON can represent, for n instances in the same order.
         `outputs` are Triton's, `inputs` is what prepare returned, `parameters` is what
@@ -214,10 +205,10 @@ class ModelClient(ABC):
 
 def _values(declared: Sequence[Parameter], texts: Mapping[str, str]) -> dict[str, Any]:
     """Return the value of each parameter: the one in `texts`, or else the default."""
-    values = {parameter.name: parameter.default for parameter in declared}
+    values = {}
     for parameter in declared:
-        if parameter.name in texts:
-            values[parameter.name] = parameter.parse(texts[parameter.name])
+        text = texts.get(parameter.name)
+        values[parameter.name] = parameter.default if text is None else parameter.parse(text)
     return values
 
 

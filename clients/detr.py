@@ -1,19 +1,18 @@
 """Detects objects with networks of transformers that return a set of boxes: DETR, YOLOS, RT-DETR,
 D-FINE and others."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from PIL import Image
 
-from clients._boxes import confidence, detections_of, max_detections
+from clients._boxes import Indices, confidence, detections_of, max_detections
 from clients._drawing import draw
 from clients._image import ImageClient
 from clients._image_settings import WHOLE, check_whole
 from clients._labels import LABELS, labels_mismatch, labels_of
-from clients.base import Model, Parameter, Tensors, sigmoid, softmax
+from clients.base import Floats, Model, Parameter, Tensors, Values, sigmoid, softmax
 from serving.errors import InferenceFailed, InvalidRequest
 
 # the names that transformers gives the outputs
@@ -61,9 +60,8 @@ class Client(ImageClient):
         shapes = {spec.name: spec.shape for spec in model.outputs}
         has_boxes = shapes.get(BOXES, ())[-1:] == (4,)
         if LOGITS not in shapes or not has_boxes:
-            names = ", ".join(shapes)
             raise InvalidRequest(
-                f"model '{model.name}' has the outputs {names}, not {LOGITS} "
+                f"model '{model.name}' has the outputs {', '.join(shapes)}, not {LOGITS} "
                 f"[boxes, classes] and {BOXES} [boxes, 4]"
             )
         if mismatch := self._mismatch(shapes[LOGITS][-1]):
@@ -78,7 +76,7 @@ class Client(ImageClient):
         outputs: Tensors,
         inputs: Tensors,
         instances: Sequence[Image.Image],
-        parameters: Mapping[str, Any],
+        parameters: Values,
     ) -> list[Any]:
         """Return the detections of each image, highest score first. Raise InferenceFailed if the
         outputs are not finite or their number of classes is not that of the labels."""
@@ -92,11 +90,7 @@ class Client(ImageClient):
         ]
 
     def _detect(
-        self,
-        logits: NDArray[np.float32],
-        boxes: NDArray[np.float32],
-        size: tuple[int, int],
-        parameters: Mapping[str, Any],
+        self, logits: Floats, boxes: Floats, size: tuple[int, int], parameters: Values
     ) -> dict[str, Any]:
         rows, classes, scores = self._ranked(logits)
         kept = np.flatnonzero(scores > parameters["confidence"])[: parameters["max_detections"]]
@@ -110,12 +104,10 @@ class Client(ImageClient):
             "image": {"width": size[0], "height": size[1]},
         }
 
-    def _ranked(
-        self, logits: NDArray[np.float32]
-    ) -> tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.float32]]:
+    def _ranked(self, logits: Floats) -> tuple[Indices, Indices, Floats]:
         """Return the indices of boxes, with their classes and scores, highest score first."""
         if self.options["scores"] == "sigmoid":
-            scores = sigmoid(logits).reshape(-1)
+            scores = sigmoid(logits).ravel()
             most = self.options["queries"] or len(logits)
             best = np.argsort(-scores, kind="stable")[:most]
             boxes, classes = np.divmod(best, logits.shape[1])

@@ -1,13 +1,12 @@
 """Classifies images, with a network that takes one image and gives one score for each class."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from math import prod
 from typing import Any
 
 from clients._image import ImageClient
-from clients._image_settings import EXAMPLE
 from clients._labels import LABELS, labels_mismatch, labels_of, scores_output
-from clients.base import ACTIVATIONS, Model, Parameter, Tensors, best
+from clients.base import ACTIVATIONS, Instances, Model, Parameter, Tensors, Values, best
 from serving.errors import InferenceFailed, InvalidRequest
 
 
@@ -17,7 +16,6 @@ class Client(ImageClient):
     labels, else the one named logits or probabilities."""
 
     task = "image-classification"
-    example = EXAMPLE
     settings = (
         *ImageClient.settings,
         Parameter(
@@ -35,22 +33,14 @@ class Client(ImageClient):
         together, and OSError if the file that `labels` names is missing."""
         super().__init__(model)
         self.labels = labels_of(model, self.options["labels"])
-        self.label_of = self.labels.__getitem__ if self.labels else str
         self.output = scores_output(model, len(self.labels))
         self.outputs = (self.output.name,)
         shape = self.shape_of_each(self.output)
-        # -1 if the shape does not say
-        is_fixed = min(shape, default=-1) >= 0
-        self.classes = prod(shape) if is_fixed else -1
-        if mistake := self._mistake(shape, self.classes):
+        if mistake := self._mistake(shape):
             raise InvalidRequest(mistake)
 
     def postprocess(
-        self,
-        outputs: Tensors,
-        inputs: Tensors,
-        instances: Sequence[Any],
-        parameters: Mapping[str, Any],
+        self, outputs: Tensors, inputs: Tensors, instances: Instances, parameters: Values
     ) -> list[Any]:
         """Return the `top_k` classes of each image, highest score first. Equal scores are ordered
         by class id.
@@ -60,27 +50,24 @@ class Client(ImageClient):
         """
         scores = self.finite(outputs, self.output.name)
         rows = scores.reshape(len(instances), -1)
-        classes = rows.shape[1]
-        if classes != self.classes:
-            mistake = self._mistake(outputs[self.output.name].shape[1:], classes)
-            if mistake:
-                raise InferenceFailed(mistake)
+        shape = scores.shape[1:]
+        if shape != self.output.shape and (mistake := self._mistake(shape)):
+            raise InferenceFailed(mistake)
         function = self.options["activation"]
-        if function == "softmax" and classes == 1:
+        if function == "softmax" and rows.shape[1] == 1:
             function = "sigmoid"  # the softmax of one logit is always 1
-        label_of = self.label_of
-        top_k = parameters["top_k"]
+        label_of = self.labels.__getitem__ if self.labels else str
         return [
             {
                 "classes": [
                     {"label": label_of(i), "class_id": i, "score": score}
-                    for i, score in best(row, top_k)
+                    for i, score in best(row, parameters["top_k"])
                 ]
             }
             for row in ACTIVATIONS[function](rows)
         ]
 
-    def _mistake(self, shape: Sequence[int], classes: int) -> str:
+    def _mistake(self, shape: Sequence[int]) -> str:
         """Return why an output of this shape is not one score for each class; "" if it is. Only
         one dimension may differ from 1."""
         if sum(size != 1 for size in shape) > 1:
@@ -89,4 +76,5 @@ class Client(ImageClient):
                 "not a list of scores, one for each class: a detector, a segmentation or an "
                 "encoder takes another client, or none"
             )
+        classes = -1 if -1 in shape else prod(shape)
         return labels_mismatch(self.model, self.labels, self.output.name, classes)

@@ -1,13 +1,12 @@
 """Turns images into vectors, with a vision encoder of transformers or any other network that gives
 one vector per image."""
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from clients._image import ImageClient
-from clients.base import Model, Parameter, Tensors
+from clients.base import Instances, Model, Parameter, Tensors, Values
 from serving.errors import InferenceFailed, InvalidRequest
 
 
@@ -30,11 +29,7 @@ class Client(ImageClient):
             )
 
     def postprocess(
-        self,
-        outputs: Tensors,
-        inputs: Tensors,
-        instances: Sequence[Any],
-        parameters: Mapping[str, Any],
+        self, outputs: Tensors, inputs: Tensors, instances: Instances, parameters: Values
     ) -> list[Any]:
         """Return a vector for each image. Raise InferenceFailed if the output is not finite."""
         vectors = self.of_each(outputs, self.output.name)

@@ -2,8 +2,9 @@
 of YOLOv8 to YOLO26. If the head has masks or keypoints, they are returned too."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 import cv2
@@ -14,8 +15,9 @@ from PIL import Image
 from clients._box_decoding import (
     AUTO,
     COLUMNS,
-    DETECTION,
     FINAL,
+    MORE,
+    REMEDY,
     ROWS,
     Head,
     candidates,
@@ -25,17 +27,27 @@ from clients._box_decoding import (
 )
 from clients._boxes import Letterbox, confidence, detections_of, max_detections, nms
 from clients._drawing import draw
-from clients._image_settings import EXAMPLE
+from clients._image_settings import EXAMPLE, Size
 from clients._labels import LABELS, labels_mismatch, labels_of
 from clients._masks import outlines
-from clients.base import Model, ModelClient, Names, Parameter, Tensors, TensorSpec
+from clients.base import (
+    Array,
+    Floats,
+    Model,
+    ModelClient,
+    Names,
+    Parameter,
+    Tensors,
+    TensorSpec,
+    Values,
+)
 from serving.codecs import PIXELS
 from serving.errors import InferenceFailed, InvalidRequest
+from serving.named_value import unknown
 
 Pixels = NDArray[np.uint8]
 DATATYPES = {"UINT8": np.uint8, "FP16": np.float16, "FP32": np.float32}
 MAX_MASKS = 300  # per image: each may take as long as a map of the network's input size
-RUN_LENGTHS = "take polygons, and fill them with COCO's own tools (frPyObjects, merge)"
 DIGITS = 18  # the longest class id: every number of 18 digits fits INT64
 MAX_CANDIDATES = 30_000  # the most boxes that enter NMS, best scores first (YOLOv5's max_nms)
 
@@ -92,9 +104,8 @@ class Client(ModelClient):
         together, and OSError if the file that `labels` names is missing."""
         self.input = model.inputs[0]
         self.output = model.outputs[0]
-        others = model.outputs[1:]
-        maps = [spec.name for spec in others if len(without_batch(spec.shape, 3)) == 3]
-        prototypes = maps[0] if maps else ""
+        maps = (spec.name for spec in model.outputs[1:] if len(without_batch(spec.shape, 3)) == 3)
+        prototypes = next(maps, "")
         if prototypes:
             self.parameters = _with_masks(self.parameters)
         super().__init__(model)
@@ -102,50 +113,38 @@ class Client(ModelClient):
         self.keypoints = _keypoints(self.options["keypoints"])
         self.height, self.width = _input_size(self.input)
         self.labels = labels_of(model, self.options["labels"])
-        head = self._head(self.output.shape)
-        if mismatch := labels_mismatch(model, self.labels, self.output.name, head.classes):
-            raise InvalidRequest(
-                f"{mismatch} if its layout is {head.layout}: give it its own labels, or set the "
-                f"parameter 'layout' (--set layout={ROWS}, {COLUMNS} or {FINAL})"
-            )
+        self._head(self.output.shape)
         self.defaults["classes"] = self.class_ids(self.defaults["classes"])
 
-    def read_parameters(self, values: Mapping[str, Any]) -> dict[str, Any]:
+    def read_parameters(self, values: Values) -> dict[str, Any]:
         """Read as ModelClient does, and turn `classes` into class ids. Raise InvalidRequest for an
         unknown class."""
         parameters = super().read_parameters(values)
-        return parameters | (
-            {"classes": self.class_ids(parameters["classes"])} if "classes" in values else {}
-        )
+        if "classes" in values:
+            parameters["classes"] = self.class_ids(parameters["classes"])
+        return parameters
 
     def class_ids(self, names: Sequence[str]) -> tuple[int, ...]:
         """Return the class ids of labels or numbers; a label that is a number counts as a label."""
-        return tuple(class_id for name in names for class_id in self._class_ids(name))
+        return tuple(chain.from_iterable(map(self._class_ids, names)))
 
     def _class_ids(self, name: str) -> list[int]:
-        if ids := [class_id for class_id, label in enumerate(self.labels) if label == name]:
-            return ids
-        if (
-            name.isdecimal()
-            and len(name) <= DIGITS
-            and (not self.labels or int(name) < len(self.labels))
-        ):
-            return [int(name)]
-        labels = ", ".join(self.labels[:100])
-        if len(self.labels) > 100:
-            labels += ", …"
-        raise InvalidRequest(
-            f"parameter 'classes': '{name}' is neither a label nor a class id of model "
-            f"'{self.model.name}'; its labels are: {labels or 'unknown, send class ids'}"
-        )
+        ids = [class_id for class_id, label in enumerate(self.labels) if label == name]
+        is_number = name.isdecimal() and len(name) <= DIGITS
+        if not ids and is_number and (not self.labels or int(name) < len(self.labels)):
+            ids = [int(name)]
+        if not ids:
+            reason = unknown("label or class id", name, self.labels or ["class ids"])
+            raise InvalidRequest(f"parameter 'classes': {reason}")
+        return ids
 
-    def prepare(self, instances: Sequence[Pixels], parameters: Mapping[str, Any]) -> Tensors:
+    def prepare(self, instances: Sequence[Pixels], parameters: Values) -> Tensors:
         """Return RGB images of any sizes as the input [n,3,height,width], 0 to 1, or 0 to 255 when
         it is UINT8.
 
         If the model's height and width are variable, they are the smallest that fit all the images.
         """
-        height, width = self._target([_size(pixels) for pixels in instances])
+        height, width = self._target(instances)
         shape = (len(instances), 3, height, width)
         rows = np.empty(shape, DATATYPES[self.input.datatype])
         is_raw = rows.dtype == np.uint8
@@ -160,11 +159,11 @@ class Client(ModelClient):
             rows = rows[:, None]
         return {self.input.name: rows}
 
-    def _target(self, sizes: Sequence[tuple[int, int]]) -> tuple[int, int]:
-        """Return height and width of the network's input for images of these (width, height)."""
+    def _target(self, instances: Sequence[Pixels]) -> Size:
+        """Return height and width of the network's input for these images."""
         longest = self.options["size"]
         stride = self.options["stride"]
-        fits = [Letterbox.fit(*size, longest, longest) for size in sizes]
+        fits = [Letterbox.fit(*_size(pixels), longest, longest) for pixels in instances]
         height, width = self.height, self.width
         if height <= 0:
             tallest = max(fit.new_height for fit in fits)
@@ -177,20 +176,13 @@ class Client(ModelClient):
     def parameter_schemas(self) -> dict[str, dict[str, Any]]:
         schemas = super().parameter_schemas()
         if self.labels:
-            ids = range(len(self.labels))
-            texts = dict.fromkeys([*self.labels, *map(str, ids)])
-            names = {"type": "string", "enum": list(texts)}
-            schemas["classes"]["items"] = {
-                "anyOf": [names, {"type": "integer", "minimum": 0, "maximum": ids[-1]}]
-            }
+            names = {"type": "string", "enum": list(dict.fromkeys(self.labels))}
+            ids = {"type": "integer", "minimum": 0, "maximum": len(self.labels) - 1}
+            schemas["classes"]["items"] = {"anyOf": [names, ids]}
         return schemas
 
     def postprocess(
-        self,
-        outputs: Tensors,
-        inputs: Tensors,
-        instances: Sequence[Pixels],
-        parameters: Mapping[str, Any],
+        self, outputs: Tensors, inputs: Tensors, instances: Sequence[Pixels], parameters: Values
     ) -> list[Any]:
         """Return the detections of each image, highest score first, from [n,rows,5+C], [n,4+C,rows]
         or [n,rows,6].
@@ -204,57 +196,49 @@ class Client(ModelClient):
             head = self._head(output.shape[1:])
         except InvalidRequest as err:
             raise InferenceFailed(f"model '{self.model.name}': {err}") from err
-        if mismatch := labels_mismatch(self.model, self.labels, self.output.name, head.classes):
-            raise InferenceFailed(mismatch)
-        prototypes = outputs.get(self.prototypes)
         for name in filter(None, (self.output.name, self.prototypes)):
             if not np.isfinite(outputs[name].sum(dtype=np.float32)):
                 raise InferenceFailed(f"output '{name}' of model '{self.model.name}' is not finite")
         tables = output.reshape(len(instances), *output.shape[-2:])
         maps: Any = [None] * len(tables)
-        if prototypes is not None:
+        if self.prototypes:
+            prototypes = outputs[self.prototypes]
             maps = prototypes.reshape(-1, *prototypes.shape[-3:])
+        fits = [Letterbox.fit(*_size(pixels), width, height) for pixels in instances]
         return [
-            self._detect(
-                table, protos, head, Letterbox.fit(*_size(pixels), width, height), parameters
-            )
-            for table, protos, pixels in zip(tables, maps, instances, strict=True)
+            self._detect(table, own_maps, head, fit, parameters)
+            for table, own_maps, fit in zip(tables, maps, fits, strict=True)
         ]
 
     def _detect(
-        self,
-        table: NDArray[Any],
-        prototypes: NDArray[Any] | None,
-        head: Head,
-        fit: Letterbox,
-        parameters: Mapping[str, Any],
+        self, table: Array, prototypes: Array | None, head: Head, fit: Letterbox, parameters: Values
     ) -> dict[str, Any]:
         if head.layout == FINAL:
             self._check_final(table)
         kept = candidates(table, head, parameters["confidence"])
         if parameters["classes"]:
-            kept = kept.take(np.isin(kept.classes, parameters["classes"]))
-        kept = kept.take(np.argsort(-kept.scores, kind="stable")[:MAX_CANDIDATES])
+            kept = kept[np.isin(kept[:, 5], parameters["classes"])]
+        kept = kept[np.argsort(-kept[:, 4], kind="stable")[:MAX_CANDIDATES]]
         limit = parameters["max_detections"]
-        if head.layout == FINAL:
-            kept = kept.take(slice(limit))
-        else:
-            best = nms(kept.boxes, kept.scores, kept.classes, parameters["iou"], limit)
-            kept = kept.take(best)
-        corners = fit.to_image(kept.boxes)
-        detections = detections_of(self.labels, kept.classes, kept.scores, corners)
+        best: Any = slice(limit)
+        if head.layout != FINAL:
+            best = nms(kept[:, :4], kept[:, 4], kept[:, 5], parameters["iou"], limit)
+        kept = kept[best]
+        boxes = kept[:, :4]
+        class_ids = kept[:, 5].astype(np.int64)
+        detections = detections_of(self.labels, class_ids, kept[:, 4], fit.to_image(boxes))
+        extras = kept[:, 6:]
         if prototypes is not None and parameters["masks"] == "polygons":
-            coefficients = kept.extras[:, : head.masks]
-            masks = outlines(kept.boxes, coefficients, prototypes, fit)
+            masks = outlines(boxes, extras[:, : head.masks], prototypes, fit)
             for detection, mask in zip(detections, masks, strict=True):
                 detection["polygons"] = mask
-        if head.keypoints[0]:
-            values = kept.extras[:, head.masks :].reshape(-1, *head.keypoints)
+        if self.keypoints[0]:
+            values = extras[:, head.masks :].reshape(-1, *self.keypoints)
             for detection, points in zip(detections, _points(values, fit), strict=True):
                 detection["keypoints"] = points
         return {"detections": detections, "image": {"width": fit.width, "height": fit.height}}
 
-    def _check_final(self, table: NDArray[Any]) -> None:
+    def _check_final(self, table: Array) -> None:
         """Raise InferenceFailed if the table is not an end-to-end head's. YOLOv5's table for one
         class has six columns too."""
         ids = table[:, 5]
@@ -262,11 +246,9 @@ class Client(ModelClient):
         is_id = (ids == ids.round()) & (ids >= 0) & (ids < classes)
         if not is_id.all():
             raise InferenceFailed(
-                f"the last column of output '{self.output.name}' of model "
-                f"'{self.model.name}' has other values than class "
-                f"ids{f' of {classes} labels' if self.labels else ''}: it is not an "
-                "end-to-end head, or the labels are not its own; for YOLOv5's table of one "
-                "class set the parameter 'layout' to yolov5"
+                f"output '{self.output.name}' of model '{self.model.name}' has other values in its "
+                "last column than class ids: it is not an end-to-end head, or the labels are not "
+                "its own; for YOLOv5's table of one class set the parameter 'layout' to yolov5"
             )
 
     def draw(self, instance: Pixels, prediction: Any) -> Image.Image:
@@ -276,13 +258,18 @@ class Client(ModelClient):
 
     def _head(self, shape: Sequence[int]) -> Head:
         """Return the head of an output with this shape. Raise InvalidRequest if it is not
-        supported."""
+        supported, or has another number of classes than the labels."""
         if len(shape) >= len(self.input.shape):
-            raise refused(
-                shape, "is not a table of boxes: it has as many dimensions as the image", DETECTION
-            )
+            raise refused(shape, "has as many dimensions as the image")
         others = [spec.shape for spec in self.model.outputs[1:]]
-        return head_of(shape, others, self.options["layout"], len(self.labels), self.keypoints)
+        head = head_of(shape, others, self.options["layout"], len(self.labels), self.keypoints)
+        if mismatch := labels_mismatch(self.model, self.labels, self.output.name, head.classes):
+            raise InvalidRequest(
+                f"{mismatch} if its layout is {head.layout}: give it its own labels, or set the "
+                f"parameter 'layout' (--set layout={ROWS}, {COLUMNS} or {FINAL}); if further "
+                f"values are {MORE}: {REMEDY}"
+            )
+        return head
 
 
 def _size(pixels: Pixels) -> tuple[int, int]:
@@ -291,24 +278,22 @@ def _size(pixels: Pixels) -> tuple[int, int]:
     return width, height
 
 
-def _input_size(spec: TensorSpec) -> tuple[int, int]:
+def _input_size(spec: TensorSpec) -> Size:
     """Return (height, width), with -1 for a variable side. Raise InvalidRequest if the input is not
     one RGB image."""
-    if len(spec.shape) == 4 and spec.shape[0] > 1:
+    shape = spec.shape
+    if len(shape) == 4 and shape[0] > 1:
         raise InvalidRequest(
-            f"input '{spec.name}' is {list(spec.shape)}, so the batch is fixed at {spec.shape[0]}: "
+            f"input '{spec.name}' is {list(shape)}, so the batch is fixed at {shape[0]}: "
             "export with batch=1 or dynamic=True"
         )
-    if (
-        len(spec.shape) not in (3, 4)
-        or spec.shape[-3] not in (3, -1)
-        or spec.datatype not in DATATYPES
-    ):
+    is_image = len(shape) in (3, 4) and shape[-3] in (3, -1)
+    if not is_image or spec.datatype not in DATATYPES:
         raise InvalidRequest(
-            f"input '{spec.name}' is {spec.datatype} {list(spec.shape)}; a detector takes "
-            f"one RGB image of UINT8, FP16 or FP32 as [3, height, width]"
+            f"input '{spec.name}' is {spec.datatype} {list(shape)}; a detector takes one RGB image "
+            "of UINT8, FP16 or FP32 as [3, height, width]"
         )
-    return spec.shape[-2], spec.shape[-1]
+    return shape[-2], shape[-1]
 
 
 def _with_masks(parameters: Sequence[Parameter]) -> tuple[Parameter, ...]:
@@ -316,13 +301,7 @@ def _with_masks(parameters: Sequence[Parameter]) -> tuple[Parameter, ...]:
     limited = [
         replace(p, maximum=MAX_MASKS) if p.name == "max_detections" else p for p in parameters
     ]
-    masks = Parameter(
-        "masks",
-        "polygons",
-        "how masks are returned",
-        choices=("polygons", "none"),
-        removed=(("rle", RUN_LENGTHS),),
-    )
+    masks = Parameter("masks", "polygons", "how masks are returned", choices=("polygons", "none"))
     return (*limited, masks)
 
 
@@ -340,13 +319,12 @@ def _keypoints(setting: tuple[float, ...]) -> tuple[int, int]:
     return int(count), int(values[0])
 
 
-def _points(values: NDArray[np.float32], fit: Letterbox) -> list[list[dict[str, float]]]:
+def _points(values: Floats, fit: Letterbox) -> list[list[dict[str, float]]]:
     """Return keypoints [n, keypoints, 2 or 3] of the network's input as x and y in the image, with
     their scores if there are any."""
     places = values[..., :2]
-    points = fit.points_to_image(places.reshape(-1, 2))
-    rounded = points.astype(np.float64).round(2)
-    rows = np.concatenate((rounded.reshape(places.shape), values[..., 2:]), 2)
+    points = fit.points_to_image(places.reshape(-1, 2)).astype(np.float64).round(2)
+    rows = np.concatenate((points.reshape(places.shape), values[..., 2:]), 2)
     return [
         [dict(zip(("x", "y", "score"), point, strict=False)) for point in row]
         for row in rows.tolist()

@@ -3,13 +3,12 @@ each class."""
 
 import base64
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import chain
 from typing import Any
 
 import cv2
 import numpy as np
-from numpy.typing import NDArray
 from PIL import Image
 
 from clients._drawing import VEIL, class_colour
@@ -17,7 +16,7 @@ from clients._image import ImageClient, Pixels
 from clients._image_settings import WHOLE, check_whole
 from clients._labels import LABELS, label_of, labels_mismatch, labels_of
 from clients._masks import map_size
-from clients.base import Model, Parameter, Tensors
+from clients.base import Floats, Model, Parameter, Tensors, Values
 from serving.codecs import decode_base64
 from serving.errors import InferenceFailed, InvalidRequest
 
@@ -71,7 +70,7 @@ class Client(ImageClient):
         outputs: Tensors,
         inputs: Tensors,
         instances: Sequence[Image.Image],
-        parameters: Mapping[str, Any],
+        parameters: Values,
     ) -> list[Any]:
         """Return the map of each image. Raise InferenceFailed if the output is not finite or its
         number of classes is not that of the labels."""
@@ -83,21 +82,19 @@ class Client(ImageClient):
             for score, image in zip(scores, instances, strict=True)
         ]
 
-    def _prediction(
-        self, scores: NDArray[np.float32], size: tuple[int, int], with_map: bool
-    ) -> dict[str, Any]:
+    def _prediction(self, scores: Floats, size: tuple[int, int], with_map: bool) -> dict[str, Any]:
         """Return the prediction of an image whose `size` is (width, height)."""
         classes = best_classes(scores, map_size(*size))
-        counts = np.bincount(classes.reshape(-1), minlength=len(scores))
+        counts = np.bincount(classes.ravel(), minlength=len(scores))
         by_count = np.argsort(-counts, kind="stable").tolist()
-        order = [index for index in by_count if counts[index]]
         segments = [
             {
                 "label": label_of(self.labels, index),
                 "class_id": index,
                 "share": float(counts[index] / classes.size),
             }
-            for index in order
+            for index in by_count
+            if counts[index]
         ]
         result: dict[str, Any] = {"segments": segments}
         if with_map:
@@ -118,7 +115,7 @@ class Client(ImageClient):
         return Image.blend(instance, veil, VEIL / 255)
 
 
-def best_classes(scores: NDArray[np.float32], size: tuple[int, int]) -> Pixels:
+def best_classes(scores: Floats, size: tuple[int, int]) -> Pixels:
     """Enlarge scores [classes, height, width] to `size` (width, height), and return the class of
     each pixel, the first of those with equal scores. Classes are enlarged one at a time, so no more
     than three maps are in memory."""

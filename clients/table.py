@@ -11,15 +11,23 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import orjson
-from numpy.typing import NDArray
 
 from clients._cells import DTYPES, Row, array_of, categories_of, check_known, is_number
 from clients._labels import names_of
-from clients.base import Model, ModelClient, Names, Parameter, Tensors, TensorSpec
+from clients.base import (
+    Array,
+    Instances,
+    Model,
+    ModelClient,
+    Names,
+    Parameter,
+    Tensors,
+    TensorSpec,
+    Values,
+)
 from serving.codecs import ROW
 from serving.errors import DecodingError, InvalidRequest
 
-Array = NDArray[Any]
 REFUSE = "refuse"
 NAN = "nan"
 CATEGORIES = "categories.json"
@@ -81,19 +89,7 @@ class Client(ModelClient):
             raise InvalidRequest(
                 f"model '{model.name}' takes no batches: max_batch_size must be 1 or more"
             )
-        self.columns = tuple(names_of(model, self.options["columns"], "columns"))
-        named = len(self.columns) if len(model.inputs) == 1 else 0
-        self.widths = [_width(spec, named) for spec in model.inputs]
-        if not self.columns and set(self.widths) == {1}:
-            self.columns = tuple(spec.name for spec in model.inputs)
-        self._check_columns()
-        self.known_names = frozenset(self.columns)
-        self.missing = self._missing()
-        self.absent = tuple("" if is_empty else "0" for is_empty in self.missing)
-        inputs = zip(model.inputs, self.widths, strict=True)
-        datatypes = [spec.datatype for spec, width in inputs for _ in range(width)]
-        self.example = orjson.dumps([BLANK.get(datatype, 0) for datatype in datatypes])
-        self.known = categories_of(model.file(CATEGORIES), datatypes)
+        self._read_columns()
         self.labels = names_of(model, self.options["labels"], "labels")
         self.scores = self._probabilities()
         self._check_labels()
@@ -101,27 +97,42 @@ class Client(ModelClient):
         self.main_output = predicted.name if predicted else ""
         self.boolean = predicted is not None and predicted.datatype == "BOOL"
 
-    def _check_columns(self) -> None:
-        if self.columns and len(self.columns) != sum(self.widths):
-            raise InvalidRequest(
-                f"{len(self.columns)} names of columns for {sum(self.widths)} columns"
-            )
-        if len(set(self.columns)) < len(self.columns):
+    def _read_columns(self) -> None:
+        """Find the columns of each input: how many, their names, and which cells they take."""
+        model = self.model
+        columns = names_of(model, self.options["columns"], "columns")
+        named = len(columns) if len(model.inputs) == 1 else 0
+        widths = [_width(spec, named) for spec in model.inputs]
+        if not columns and set(widths) == {1}:
+            columns = [spec.name for spec in model.inputs]
+        self.count = sum(widths)
+        if columns and len(columns) != self.count:
+            raise InvalidRequest(f"{len(columns)} names of columns for {self.count} columns")
+        if len(set(columns)) < len(columns):
             raise InvalidRequest("two columns have the same name")
+        self.columns = tuple(columns)
+        self.known_names = frozenset(columns)
+        # the columns as errors call them
+        self.names = columns or [f"column {number}" for number in range(self.count)]
+        self.inputs = list(zip(model.inputs, widths, strict=True))
+        self.missing = self._missing()
+        self.absent = tuple("" if is_empty else "0" for is_empty in self.missing)
+        datatypes = [spec.datatype for spec, width in self.inputs for _ in range(width)]
+        self.example = orjson.dumps([BLANK.get(datatype, 0) for datatype in datatypes])
+        self.known = categories_of(model.file(CATEGORIES), datatypes)
 
     def _missing(self) -> list[bool]:
         """Return for each column whether it takes empty cells."""
-        count = sum(self.widths)
         missing = self.options["missing"]
         if missing in ((REFUSE,), (NAN,)):
-            return [missing == (NAN,)] * count
-        numbers = set(map(str, range(count)))
-        unknown = sorted(set(missing) - numbers)
-        if unknown:
+            return [missing == (NAN,)] * self.count
+        numbers = [str(number) for number in range(self.count)]
+        if unknown := set(missing) - set(numbers):
             raise InvalidRequest(
-                f"missing: '{unknown[0]}' is not {REFUSE}, {NAN} or a column's number below {count}"
+                f"missing: '{min(unknown)}' is not {REFUSE}, {NAN} or a column's number below "
+                f"{self.count}"
             )
-        return [str(column) in missing for column in range(count)]
+        return [number in missing for number in numbers]
 
     def _probabilities(self) -> str:
         """Return the name of the output that has probabilities, or "" if there is none."""
@@ -148,60 +159,43 @@ class Client(ModelClient):
         cells = [self._column(cell) for cell in cells]
         if cells and sorted(cells) == sorted(self.columns):
             return cells
-        numbers = [str(index) for index in range(len(cells))]
-        is_numbered = list(cells) == numbers
-        if is_numbered and len(cells) == sum(self.widths) > 2:
+        if self.count > 2 and cells == [str(number) for number in range(self.count)]:
             return ()
         if any(map(is_number, cells)):
             return None
         if self.columns:
             return cells if self.known_names & set(cells) else None
         words = set(cells) - {"", "True", "False", "true", "false"}
-        is_header = len(words) == len(cells) == sum(self.widths)
         has_strings = any(spec.datatype == "BYTES" for spec in self.model.inputs)
-        return () if is_header and not has_strings else None
+        is_header = len(words) == len(cells) == self.count and not has_strings
+        return () if is_header else None
 
-    def prepare(self, instances: Sequence[Any], parameters: Mapping[str, Any]) -> Tensors:
+    def prepare(self, instances: Instances, parameters: Values) -> Tensors:
         """Return each input as [n, its columns]. If a cell is invalid, raise a DecodingError that
         names the row and the column."""
         rows = [self._cells(instance, number) for number, instance in enumerate(instances)]
         arrays = {}
         first = 0
-        for spec, width in zip(self.model.inputs, self.widths, strict=True):
-            part = rows
-            if len(self.widths) > 1:
-                part = [row[first : first + width] for row in rows]
-            arrays[spec.name] = self._array(spec, part, first, width)
+        for spec, width in self.inputs:
+            columns = slice(first, first + width)
             first += width
+            part = rows if len(self.inputs) == 1 else [row[columns] for row in rows]
+            array = array_of(part, spec.datatype, self.missing[columns], self.names[columns])
+            check_known(array, self.known[columns], self.names[columns])
+            arrays[spec.name] = array if spec.shape else array.reshape(len(rows))
         return arrays
-
-    def _array(self, spec: TensorSpec, rows: Sequence[Row], first: int, width: int) -> Array:
-        def column(index: int) -> str:
-            number = first + index
-            return self.columns[number] if self.columns else f"column {number}"
-
-        columns = slice(first, first + width)
-        array = array_of(rows, spec.datatype, self.missing[columns], column)
-        check_known(array, self.known[columns], column)
-        return array if spec.shape else array.reshape(len(rows))
 
     def _cells(self, instance: Row | Mapping[str, Any], number: int) -> Row:
         """Return the row's cells in the order of the columns."""
         if isinstance(instance, Mapping):
             return self._named(instance, number)
-        expected = sum(self.widths)
-        if len(instance) != expected:
+        if len(instance) != self.count:
             names = f" ({_listed(self.columns)})" if self.columns else ""
-            semicolons = sum(str(cell).count(";") for cell in instance)
-            more = ""
-            if semicolons + 1 == expected > 1:
-                more = "; separate cells by commas, not ';', and write decimals with a point"
-            elif len(instance) == expected + 1:
-                more = f"; send neither the label nor {INDEX}"
-            elif len(instance) > expected:
-                more = "; curl keeps the rows apart with --data-binary"
             raise DecodingError(
-                f"expected {expected} cells{names}, got {len(instance)}{more}", instance=number
+                f"expected {self.count} cells{names}, got {len(instance)}: separate cells by "
+                "commas and rows by line ends (curl: --data-binary), write decimals with a point, "
+                f"and send neither the label nor {INDEX}",
+                instance=number,
             )
         return instance
 
@@ -210,8 +204,12 @@ class Client(ModelClient):
             raise DecodingError(
                 "this model's columns have no names: send a list of cells", instance=number
             )
-        instance = self._by_column(instance, number)
-        if unknown := instance.keys() - self.known_names:
+        named = instance
+        if not self.known_names.issuperset(instance):
+            named = {self._column(name): cell for name, cell in instance.items()}
+        if len(named) < len(instance):
+            raise DecodingError("the row names a column twice", instance=number)
+        if unknown := named.keys() - self.known_names:
             reason = (
                 f"the model has no column {_listed(sorted(unknown))}; its columns are "
                 f"{_listed(self.columns)}"
@@ -219,17 +217,9 @@ class Client(ModelClient):
             if unknown <= INDEX_NAMES:
                 reason += f"; do not send {INDEX}"
             raise DecodingError(reason, instance=number)
-        if absent := [name for name in self.columns if name not in instance]:
+        if absent := [name for name in self.columns if name not in named]:
             raise DecodingError(f"the row has no {_listed(absent)}", instance=number)
-        return [instance[name] for name in self.columns]
-
-    def _by_column(self, instance: Mapping[str, Any], number: int) -> Mapping[str, Any]:
-        if self.known_names.issuperset(instance):
-            return instance
-        named = {self._column(name): cell for name, cell in instance.items()}
-        if len(named) < len(instance):
-            raise DecodingError("the row names a column twice", instance=number)
-        return named
+        return [named[name] for name in self.columns]
 
     def _column(self, name: str) -> str:
         """Return the model's name for a column that a caller names: LightGBM stores 'mean radius'
@@ -239,11 +229,7 @@ class Client(ModelClient):
         return stored if is_stored else name
 
     def postprocess(
-        self,
-        outputs: Tensors,
-        inputs: Tensors,
-        instances: Sequence[Any],
-        parameters: Mapping[str, Any],
+        self, outputs: Tensors, inputs: Tensors, instances: Instances, parameters: Values
     ) -> list[Any]:
         """Return the values of all outputs for each row. The first output that is not a probability
         is the prediction."""
@@ -265,12 +251,11 @@ class Client(ModelClient):
         rows: list[list[Any]] = array.tolist()
         if array.dtype.kind == "O":
             return [[value.decode() for value in row] for row in rows]
-        named = predicted and self.labels and array.dtype.kind in "iub"
-        return [[self._label(value) for value in row] for row in rows] if named else rows
-
-    def _label(self, number: int) -> str:
-        classes = self.options["classes"]
-        return self.labels[classes.index(number) if classes else number]
+        if not predicted or not self.labels or array.dtype.kind not in "iub":
+            return rows
+        numbers = self.options["classes"] or range(len(self.labels))
+        names = dict(zip(numbers, self.labels, strict=False))
+        return [[names[value] for value in row] for row in rows]
 
     def _by_class(self, array: Array) -> list[dict[str, float]]:
         numbers = self.options["classes"] or range(array.shape[1])

@@ -5,7 +5,6 @@ The answers equal those of transformers' own pipelines with the same weights. cl
 module for each task.
 """
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,7 @@ from clients._text.entities import TokenClassification
 from clients._text.fill_mask import FillMask
 from clients._text.task import Task
 from clients._text.tokenizer import TextTokenizer
-from clients.base import Model, ModelClient, Parameter, Tensors
+from clients.base import Instances, Model, ModelClient, Parameter, Tensors, Values
 from serving.codecs import TEXT, Codec
 from serving.errors import DecodingError
 from serving.repository.model_config import FILLED
@@ -70,10 +69,11 @@ class Client(ModelClient):
         self.left_out = [
             spec.name for spec in model.inputs if spec.optional and spec.name in FILLED
         ]
-        if self.left_out:  # the backend merges texts of different lengths
-            self.options["pad_to_multiple_of"] = 1
+        # if the backend merges texts of different lengths, it pads them
+        multiple = 1 if self.left_out else self.options["pad_to_multiple_of"]
+        folder = model.file(self.options["tokenizer"])
         self.tokenizer = TextTokenizer(
-            model.file(self.options["tokenizer"]), self.options["max_length"], kind.truncation
+            folder, self.options["max_length"], kind.truncation, multiple
         )
         self.text_task = kind(model, self.tokenizer, self.options)
         self.outputs = self.text_task.outputs
@@ -82,10 +82,10 @@ class Client(ModelClient):
     def rows(self, instance: Any) -> int:
         return self.text_task.rows(instance)
 
-    def length(self, opened: Sequence[Any], parameters: Mapping[str, Any]) -> int:
+    def length(self, opened: Instances, parameters: Values) -> int:
         return sum(self.text_task.length(text, parameters) for text in opened)
 
-    def prepare(self, instances: Sequence[Any], parameters: Mapping[str, Any]) -> Tensors:
+    def prepare(self, instances: Instances, parameters: Values) -> Tensors:
         """Return input_ids, attention_mask and token_type_ids [rows, longest], in the datatype of
         the model's inputs (INT64 or INT32), `truncated` [n instances], and whatever else the task
         needs. Raise DecodingError for a text that is too long if `truncate` is false."""
@@ -108,11 +108,7 @@ class Client(ModelClient):
         return tensors
 
     def postprocess(
-        self,
-        outputs: Tensors,
-        inputs: Tensors,
-        instances: Sequence[Any],
-        parameters: Mapping[str, Any],
+        self, outputs: Tensors, inputs: Tensors, instances: Instances, parameters: Values
     ) -> list[Any]:
         """Return the task's predictions, each with its number of `tokens` and whether the text was
         `truncated`."""

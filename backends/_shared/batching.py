@@ -9,21 +9,22 @@ others. `backends.install` copies this file into every backend's folder.
 
 import math
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
 
 import numpy as np
 import triton_python_backend_utils as pb_utils
+from instance import Config, given_parameters  # type: ignore[import-not-found]  # beside this file
 from numpy.typing import NDArray
 
-Arrays = dict[str, NDArray[Any]]
-Run = Callable[[Arrays, Sequence[str]], Mapping[str, NDArray[Any]]]
+Array = NDArray[Any]
+Arrays = dict[str, Array]
+Read = tuple[Arrays, tuple[str, ...]]  # a request's inputs, and the names of its outputs
+Run = Callable[[Arrays, Sequence[str]], Mapping[str, Array]]
 # the names that transformers gives the inputs of a text model
 IDS, MASK, TYPES = "input_ids", "attention_mask", "token_type_ids"
 RAGGED = "ragged_batches"  # parameter in config.pbtxt: the length of the longest text, in tokens
-NONE = {"string_value": "0"}
 # A padded run may have MOST_PADDED times the tokens of its texts, plus RUN_TOKENS, which take about
 # as long as starting a run. Measured with all-MiniLM-L6-v2 on two processors, 16 texts at a time:
 # BEIR's texts take 10.0 ms each (10.5 ms if MOST_PADDED is 1.25, 10.4 ms if each text runs alone);
@@ -46,23 +47,22 @@ class Call:
     outputs: tuple[str, ...]
 
 
+Calls = Sequence[Call]
+
+
+@dataclass(frozen=True)
 class Batcher:
     """Runs merged requests and creates their responses.
 
     `read` returns a request's input arrays and output names. `merge` decides which calls share a
-    `run`, which returns the outputs of each call, in order. `invalid` lists further exceptions that
-    mean, as InvalidInput does, that a request is invalid.
+    `run`, which returns the outputs of each call, in order. `invalid` are the exceptions that mean
+    that a request is invalid.
     """
 
-    def __init__(
-        self,
-        read: Callable[[Any], tuple[Arrays, tuple[str, ...]]],
-        run: Callable[[Sequence[Call]], Sequence[Arrays]],
-        merge: "Merge",
-        invalid: tuple[type[Exception], ...] = (),
-    ) -> None:
-        self.read, self.run, self.merge = read, run, merge
-        self.invalid: tuple[type[Exception], ...] = (InvalidInput, *invalid)
+    read: Callable[[Any], Read]
+    run: Callable[[Calls], Sequence[Arrays]]
+    merge: "Merge"
+    invalid: tuple[type[Exception], ...] = (InvalidInput,)
 
     def answer(self, requests: Sequence[Any]) -> list[Any]:
         """Return one response for each request, in the same order."""
@@ -80,27 +80,23 @@ class Batcher:
             responses.update(self._answer(calls))
         return [responses[index] for index in range(len(requests))]
 
-    def _answer(self, calls: Sequence[Call]) -> Iterator[tuple[int, Any]]:
-        """Yield (index, response) for each call. Run all calls at once or, if that fails, each call
+    def _answer(self, calls: Calls) -> dict[int, Any]:
+        """Return {index: response} for the calls. Run all of them at once or, if that fails, each
         alone."""
-        if len(calls) > 1:
-            try:
-                results = self.run(calls)
-            except Exception as err:  # the libraries' exceptions have no common base class
-                pb_utils.Logger.log_verbose(
-                    f"a run of {len(calls)} requests failed, so each runs alone: {err}"
-                )
-            else:
-                yield from (
-                    (call.index, respond(outputs))
-                    for call, outputs in zip(calls, results, strict=True)
-                )
-                return
+        try:
+            results = self.run(calls)
+            pairs = zip(calls, results, strict=True)
+            return {call.index: respond(outputs) for call, outputs in pairs}
+        except Exception as err:  # the libraries' exceptions have no common base class
+            if len(calls) == 1:
+                return {calls[0].index: self._failure(err)}
+            pb_utils.Logger.log_verbose(
+                f"a run of {len(calls)} requests failed, so each runs alone: {err}"
+            )
+        responses: dict[int, Any] = {}
         for call in calls:
-            try:
-                yield call.index, respond(self.run([call])[0])
-            except Exception as err:
-                yield call.index, self._failure(err)
+            responses |= self._answer([call])
+        return responses
 
     def _failure(self, error: Exception) -> Any:
         """Return Triton's error response: INVALID_ARG if the request is invalid, and otherwise
@@ -111,44 +107,36 @@ class Batcher:
 
 
 class Merge:
-    """Decides which calls share a run, joins their inputs and splits the run's outputs. This base
-    class runs every call alone, for models without a batch dimension."""
+    """Decides which calls share a run, joins their inputs and splits the run's outputs. It merges
+    the calls whose inputs can be concatenated along the first dimension, or runs every call alone
+    if the model `batches` nothing."""
+
+    def __init__(self, batches: bool = True) -> None:
+        self.batches = batches
 
     def key(self, call: Call) -> Hashable:
         """Return the call's key: only calls with the same key may share a run. Raise InvalidInput
         if the call is invalid."""
-        return call.index
-
-    def groups(self, calls: Sequence[Call]) -> Iterable[Sequence[Call]]:
-        """Divide calls with the same key into those that share a run."""
-        return [calls]
-
-    def join(self, calls: Sequence[Call]) -> Arrays:
-        """Return the input arrays for a run of these calls."""
-        return calls[0].feed
-
-    def split(self, outputs: Arrays, calls: Sequence[Call]) -> list[Arrays]:
-        """Return the outputs of each call."""
-        return [outputs]
-
-
-class SameShapes(Merge):
-    """Merges the calls whose inputs can be concatenated along the first dimension."""
-
-    def key(self, call: Call) -> Hashable:
+        if not self.batches:
+            return call.index
         key = []
         for name in sorted(call.feed):
             array = call.feed[name]
             key.append((name, array.dtype.str, array.shape[1:]))
         return tuple(key)
 
-    def join(self, calls: Sequence[Call]) -> Arrays:
+    def groups(self, calls: Calls) -> Iterable[Calls]:
+        """Divide calls with the same key into those that share a run."""
+        return [calls]
+
+    def join(self, calls: Calls) -> Arrays:
+        """Return the input arrays for a run of these calls."""
         first = calls[0].feed
         if len(calls) == 1:
             return first
         return {name: np.concatenate([call.feed[name] for call in calls]) for name in first}
 
-    def split(self, outputs: Arrays, calls: Sequence[Call]) -> list[Arrays]:
+    def split(self, outputs: Arrays, calls: Calls) -> list[Arrays]:
         """Return the outputs of each call. Raise ValueError if they cannot be split."""
         if len(calls) == 1:
             return [outputs]
@@ -163,7 +151,7 @@ class SameShapes(Merge):
         ]
 
 
-class Ragged(SameShapes):
+class Ragged(Merge):
     """Merges texts of different lengths: pads them on the right, and cuts the padding off the
     outputs that have a value for each token. A call may omit the mask if none of its tokens is
     padding, and the types if all of them are 0.
@@ -181,8 +169,11 @@ class Ragged(SameShapes):
         multiple: int = 1,
         most: int = 0,
     ) -> None:
-        self.inputs, self.by_token = inputs, by_token
-        self.multiple, self.most = multiple, most
+        super().__init__()
+        self.inputs = inputs
+        self.by_token = by_token
+        self.multiple = multiple
+        self.most = most
 
     def key(self, call: Call) -> Hashable:
         shape = call.feed[IDS].shape
@@ -198,7 +189,7 @@ class Ragged(SameShapes):
         alone = call.index if longest >= shape[1] else -1
         return alone, super().key(self._others(call))
 
-    def groups(self, calls: Sequence[Call]) -> Iterator[Sequence[Call]]:
+    def groups(self, calls: Calls) -> Iterator[Calls]:
         """Yield groups of calls whose texts have about the same length. A text starts a new group
         if padding for it would take longer than another run."""
         group: list[Call] = []
@@ -215,22 +206,21 @@ class Ragged(SameShapes):
             group.append(call)
         yield group
 
-    def join(self, calls: Sequence[Call]) -> Arrays:
-        rows = sum(len(call.feed[IDS]) for call in calls)
+    def join(self, calls: Calls) -> Arrays:
         width = self._width(calls)
-        feed = dict(super().join(list(map(self._others, calls))))
-        for name, dtype in self.inputs.items():
-            feed[name] = np.zeros((rows, width), dtype)
-            end = 0
-            for call in calls:
-                begin = end
-                end += len(call.feed[IDS])
-                # a missing mask means that all tokens count, and missing types that all are 0
-                usual = int(name == MASK)
-                feed[name][begin:end, : _length(call)] = call.feed.get(name, usual)
-        return feed
+        return super().join([self._padded(call, width) for call in calls])
 
-    def split(self, outputs: Arrays, calls: Sequence[Call]) -> list[Arrays]:
+    def _padded(self, call: Call, width: int) -> Call:
+        """Return the call with all of IDS, MASK and TYPES, padded to `width` tokens."""
+        feed = dict(call.feed)
+        for name, dtype in self.inputs.items():
+            # a missing mask means that all tokens count, and missing types that all are 0
+            usual = int(name == MASK)
+            feed[name] = np.zeros((len(call.feed[IDS]), width), dtype)
+            feed[name][:, : _length(call)] = call.feed.get(name, usual)
+        return replace(call, feed=feed)
+
+    def split(self, outputs: Arrays, calls: Calls) -> list[Arrays]:
         width = self._width(calls)
         results = super().split(outputs, calls)
         for call, result in zip(calls, results, strict=True):
@@ -239,12 +229,13 @@ class Ragged(SameShapes):
                     result[name] = result[name][:, : _length(call)]
         return results
 
-    def _width(self, calls: Sequence[Call]) -> int:
+    def _width(self, calls: Calls) -> int:
         """Return the length, in tokens, to which a run pads its texts."""
         longest = max(map(_length, calls))
         rounded = math.ceil(longest / self.multiple) * self.multiple
         width = max(longest, min(rounded, self.most))
-        return longest if any(width in self._other_sizes(call) for call in calls) else width
+        # calls that share a run have other inputs of the same shapes (key)
+        return longest if width in self._other_sizes(calls[0]) else width
 
     def _other_sizes(self, call: Call) -> list[int]:
         """Return the sizes of all dimensions but the first of the call's other inputs."""
@@ -261,38 +252,31 @@ def _length(call: Call) -> int:
     return int(call.feed[IDS].shape[1])
 
 
-def merge_of(config: Mapping[str, Any], multiple: int = 1) -> Merge:
+def merge_of(config: Config, multiple: int = 1) -> Merge:
     """Return the Merge that suits a model's configuration. Texts are padded to a `multiple` of
     tokens, but not beyond the longest text that the model takes."""
-    if config["max_batch_size"] == 0:
-        return Merge()
     ragged = [entry for entry in config["input"] if entry.get("allow_ragged_batch")]
     names = {entry["name"] for entry in ragged}
-    if not {IDS, MASK} <= names <= {IDS, MASK, TYPES}:
-        return SameShapes()
+    batches = config["max_batch_size"] > 0
+    if not batches or not {IDS, MASK} <= names <= {IDS, MASK, TYPES}:
+        return Merge(batches)
     dtypes = {
         entry["name"]: np.dtype(pb_utils.triton_string_to_numpy(entry["data_type"]))
         for entry in ragged
     }
     first_sizes = {entry["name"]: int(entry["dims"][0]) for entry in config["output"]}
     variable = [name for name, size in first_sizes.items() if size == -1]
-    most = int(config.get("parameters", {}).get(RAGGED, NONE)["string_value"])
+    most = int(given_parameters(config).get(RAGGED, "0"))
     return Ragged(dtypes, frozenset(variable), multiple, most)
 
 
-def run_merged(run: Run, merge: Merge, calls: Sequence[Call]) -> list[Arrays]:
+def run_merged(run: Run, merge: Merge, calls: Calls) -> list[Arrays]:
     """Call `run(arrays, output names)` once for all calls. Raise ValueError if its outputs cannot
     be split by call."""
     every = chain.from_iterable(call.outputs for call in calls)
     names = tuple(dict.fromkeys(every))
     outputs = dict(run(merge.join(calls), names))
     return merge.split(outputs, calls)
-
-
-def run_at_once(run: Run, merge: Merge, pool: Executor, calls: Sequence[Call]) -> list[Arrays]:
-    """Call `run(arrays, output names)` for each call, in the threads of `pool`."""
-    answers = pool.map(lambda call: run_merged(run, merge, [call])[0], calls)
-    return list(answers)
 
 
 def respond(arrays: Arrays) -> Any:
@@ -310,7 +294,7 @@ def read_request(
     outputs: Iterable[str],
     strings: Collection[str] = (),
     scalars: Collection[str] = (),
-) -> tuple[Arrays, tuple[str, ...]]:
+) -> Read:
     """Return a request's input arrays, and the names of those `outputs` that it requests. Decode
     the inputs in `strings`. Make scalars of the inputs in `scalars`, which callers send with the
     shape [1]. Raise InvalidInput for strings that are not UTF-8."""
@@ -326,7 +310,7 @@ def read_request(
     return feed, tuple(name for name in outputs if name in wanted)
 
 
-def _decoded(name: str, array: NDArray[Any]) -> NDArray[Any]:
+def _decoded(name: str, array: Array) -> Array:
     try:
         texts = [text.decode() for text in array.ravel()]
     except UnicodeDecodeError as err:

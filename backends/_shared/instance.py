@@ -1,4 +1,5 @@
-"""Finds an instance's files, parameters and number of threads, for every backend.
+"""Defines what all backends have in common: the class that Triton creates for an instance, and how
+an instance finds its files, its parameters and its number of threads.
 
 `backends.install` copies this file into every backend's folder.
 """
@@ -6,15 +7,43 @@
 import ctypes
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+Config = Mapping[str, Any]  # config.pbtxt, as JSON
+Texts = Mapping[str, str]  # its parameters, or the arguments that Triton passes to initialize
 # the texts may be in upper or lower case, as in Triton's C++ backends
 BOOLEANS = {"1": True, "true": True, "0": False, "false": False}
 # values that turn a parameter off; "cpu" is the default of TARGET_DEVICE
 OFF = ("no", "false", "0", "cpu")
+
+
+class Instance:
+    """One instance of one version of a model. Triton prescribes the names and arguments of the
+    methods. A backend also defines `initialize`, which sets `batcher`."""
+
+    # fills in the missing fields of a configuration, in place, from the files in a version's folder
+    complete: Callable[[dict[str, Any], Path], Any]
+    batcher: Any
+
+    @classmethod
+    def auto_complete_config(cls, auto_complete_model_config: Any) -> Any:
+        """Fill in the missing fields of config.pbtxt. Do not change a complete configuration."""
+        config = auto_complete_model_config.as_dict()
+        cls.complete(config, stub_version_folder(config))
+        return auto_complete_model_config
+
+    def execute(self, requests: Sequence[Any]) -> list[Any]:
+        """Answer the requests that the dynamic batcher has merged. Return one response for each, in
+        the same order."""
+        responses: list[Any] = self.batcher.answer(requests)
+        return responses
+
+    def finalize(self) -> None:
+        """Free the model's memory before the process ends."""
+        del self.batcher
 
 
 @contextmanager
@@ -29,18 +58,14 @@ def needs(what: str, remedy: str) -> Iterator[None]:
         ) from err
 
 
-def given_parameters(config: Mapping[str, Any]) -> dict[str, str]:
+def given_parameters(config: Config) -> dict[str, str]:
     """Return config.pbtxt's `parameters` as {name: value}."""
     parameters = config.get("parameters", {})
     return {name: value["string_value"] for name, value in parameters.items()}
 
 
 def read(
-    parameters: Mapping[str, str],
-    name: str,
-    parse: Callable[[str], Any],
-    default: Any,
-    allowed: str = "",
+    parameters: Texts, name: str, parse: Callable[[str], Any], default: Any, allowed: str = ""
 ) -> Any:
     """Return a parameter's value. If `parse` rejects it, raise a ValueError that names the value
     and the `allowed` ones."""
@@ -53,7 +78,7 @@ def read(
         ) from None
 
 
-def refuse(parameters: Mapping[str, str], removed: Mapping[str, str]) -> None:
+def refuse(parameters: Texts, removed: Texts) -> None:
     """Raise ValueError if a parameter in `removed` is set, unless its value turns it off. `removed`
     maps the parameters that this backend does not support to what to do instead."""
     for name, replacement in removed.items():
@@ -68,14 +93,14 @@ def parse_bool(text: str) -> bool:
     return BOOLEANS[text.lower()]
 
 
-def model_file(args: Mapping[str, str], config: Mapping[str, Any], usual: str) -> Path:
+def model_file(args: Texts, config: Config, usual: str) -> Path:
     """Return the path of the model's file: the one that config.pbtxt names, or else `usual`. `args`
     is what Triton passes to initialize."""
     name = config.get("default_model_filename") or usual
     return Path(args["model_repository"], args["model_version"], name)
 
 
-def stub_version_folder(config: Mapping[str, Any]) -> Path:
+def stub_version_folder(config: Config) -> Path:
     """Return the folder of the version's files. Call this only while Triton's stub completes the
     configuration.
 

@@ -9,9 +9,8 @@ copies this file into every backend's folder.
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 Config = dict[str, Any]
@@ -84,12 +83,10 @@ def completed(tensor: Tensor, batching: bool) -> Config:
 
 
 def default_max_batch_size() -> int:
-    """Return tritonserver's default-max-batch-size, or else Triton's default of 4. It is set by
-    --backend-config options on the parent process's command line and in the variable
-    SAGEMAKER_TRITON_ADDITIONAL_ARGS."""
-    command = Path(f"/proc/{os.getppid()}/cmdline").read_text(errors="replace")
+    """Return the default-max-batch-size that SAGEMAKER_TRITON_ADDITIONAL_ARGS passes to
+    tritonserver, or else Triton's default of 4."""
     options = os.environ.get("SAGEMAKER_TRITON_ADDITIONAL_ARGS", "")
-    values = re.findall(r"default-max-batch-size=(\d+)", f"{command} {options}")
+    values = re.findall(r"default-max-batch-size=(\d+)", options)
     return max(1, int(values[-1])) if values else DEFAULT_MAX_BATCH_SIZE
 
 
@@ -97,7 +94,7 @@ def check(
     config: Config,
     inputs: Mapping[str, Tensor],
     outputs: Mapping[str, Tensor],
-    optional: Mapping[str, Tensor] | None = None,
+    optional: Mapping[str, Tensor],
 ) -> None:
     """Raise ValueError if config.pbtxt and the file disagree about a tensor.
 
@@ -112,7 +109,7 @@ def check(
             "configuration does not"
         )
     for entry in config["input"]:
-        check_tensor(config, "input", entry, {**inputs, **(optional or {})})
+        check_tensor(config, "input", entry, {**inputs, **optional})
     for entry in config["output"]:
         check_tensor(config, "output", entry, outputs)
 
@@ -131,35 +128,25 @@ def check_tensor(config: Config, side: str, entry: Config, tensors: Mapping[str,
             f"{label}: the model expects {tensor.datatype} but the configuration specifies "
             f"{entry['data_type']}"
         )
-    shape = configured_shape(entry, config["max_batch_size"])
-    wanted = tensor.shape
-    if side == "output" and len(shape) == len(wanted):
-        start = 1 if config["max_batch_size"] else 0
-        free = zip(shape[start:], wanted[start:], strict=True)
-        sizes = [-1 if own == -1 else size for own, size in free]
-        wanted = (*wanted[:start], *sizes)
-    if tensor.shape and not fits(shape, wanted):
-        note = (
-            " (the first is the batch dimension of max_batch_size)"
-            if config["max_batch_size"]
-            else ""
-        )
+    batch = [-1] if config["max_batch_size"] else []
+    dims = entry["reshape"].get("shape", []) if "reshape" in entry else entry["dims"]
+    shape = [*batch, *map(int, dims)]
+    free = len(batch) if side == "output" else len(shape)
+    if tensor.shape and not fits(shape, tensor.shape, free):
+        note = " (the first is the batch dimension of max_batch_size)" if batch else ""
         raise ValueError(
             f"{label}: the model expects shape {list(tensor.shape)} but the configuration "
-            f"specifies {list(shape)}{note}"
+            f"specifies {shape}{note}"
         )
 
 
-def configured_shape(entry: Config, max_batch_size: int) -> tuple[int, ...]:
-    """Return the shape with which the model is called, including the batch dimension."""
-    dims = entry["reshape"].get("shape", []) if "reshape" in entry else entry["dims"]
-    return (*([-1] if max_batch_size else []), *map(int, dims))
-
-
-def fits(configured: tuple[int, ...], shape: tuple[int, ...]) -> bool:
+def fits(configured: Sequence[int], shape: Sequence[int], free: int) -> bool:
     """Return whether the file's shape accepts the configured shape. A dynamic dimension accepts any
-    size."""
+    size. From the dimension `free` on, a dynamic dimension of the configuration does too."""
     if len(configured) != len(shape):
         return False
-    pairs = zip(configured, shape, strict=True)
-    return all(size in (-1, own) for own, size in pairs)
+    sizes = zip(configured, shape, strict=True)
+    return all(
+        size in (-1, own) or (own == -1 and index >= free)
+        for index, (own, size) in enumerate(sizes)
+    )

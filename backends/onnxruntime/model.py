@@ -8,17 +8,18 @@ separately.
 """
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cached_property, partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import instance  # type: ignore[import-not-found]  # Triton's stub puts this folder on its path
 import tensors as table  # type: ignore[import-not-found]
 import triton_python_backend_utils as pb_utils
-from batching import Arrays, Batcher, Call, Merge, merge_of, read_request, run_at_once, run_merged  # type: ignore[import-not-found]
+from batching import Arrays, Batcher, Calls, InvalidInput, Merge, merge_of, read_request, run_merged  # type: ignore[import-not-found]
 from onnx_session import UNOPTIMIZED, SessionSettings, load, providers, run_options  # type: ignore[import-not-found]
 from onnxruntime.capi.onnxruntime_pybind11_state import InvalidArgument
 
@@ -39,102 +40,6 @@ DATATYPES = {
     "tensor(double)": "TYPE_FP64",
     "tensor(string)": "TYPE_STRING",
 }
-
-
-class TritonPythonModel:
-    """One instance of one version of a model. Triton prescribes the names and arguments of the
-    methods."""
-
-    @staticmethod
-    def auto_complete_config(auto_complete_model_config: Any) -> Any:
-        """Fill in the missing fields of config.pbtxt from the ONNX file. Do not change a complete
-        configuration."""
-        config = auto_complete_model_config.as_dict()
-        complete(config, instance.stub_version_folder(config))
-        return auto_complete_model_config
-
-    def initialize(self, args: Mapping[str, str]) -> None:
-        """Create the session, and compare config.pbtxt with the file. A ValueError makes the load
-        fail."""
-        config = json.loads(args["model_config"])
-        settings = SessionSettings.from_config(config)
-        path = instance.model_file(args, config, "model.onnx")
-        available = providers(args)
-        merge = merge_of(config)
-        self.runs = Runs(lambda each: load(path, each, available), settings, merge)
-        self.session = self.runs.session
-        check(config, self.session)
-        inputs = self.session.get_inputs()
-        read = partial(
-            read_request,
-            outputs=[node.name for node in self.session.get_outputs()],
-            strings={node.name for node in inputs if node.type == "tensor(string)"},
-            scalars={node.name for node in inputs if not node.shape},
-        )
-        self.batcher = Batcher(read, self.runs.run, merge, (InvalidArgument,))
-        pb_utils.Logger.log_info(
-            f"{args['model_instance_name']}: {self.session.get_providers()[0]}, "
-            f"{settings.describe()}"
-        )
-
-    def execute(self, requests: Sequence[Any]) -> list[Any]:
-        """Answer the requests that the dynamic batcher has merged. Return one response for each, in
-        the same order."""
-        responses: list[Any] = self.batcher.answer(requests)
-        return responses
-
-    def finalize(self) -> None:
-        """Free the sessions' memory before the process ends."""
-        self.runs.close()
-        del self.session
-
-
-class Runs:
-    """Runs merged calls: all rows in one run, or each call in a thread of its own.
-
-    One run on all threads is fastest for texts and small images. A batch of large images does not
-    fit into the processors' caches, and the threads of a run wait for each other hundreds of times.
-    So if a model takes large images, and there are at least as many calls as threads, each call
-    runs on one thread. Measured with YOLOv5n at 640, 8 callers, and 2 processors that also decode
-    the images: 24.5 ms of processor time per call instead of 32 to 37.
-
-    One session uses all threads. A model with large rows also gets a second session, whose runs use
-    one thread. That session needs memory for a second copy of the weights, so it is created only
-    when it is first used.
-    """
-
-    def __init__(
-        self, load: Callable[[SessionSettings], Any], settings: SessionSettings, merge: Merge
-    ) -> None:
-        self.load, self.settings, self.merge = load, settings, merge
-        self.session, self.options = load(settings), run_options()
-        self.pool = (
-            ThreadPoolExecutor(settings.intra_op_threads) if settings.separate_runs else None
-        )
-
-    @cached_property
-    def single(self) -> Any:
-        return self.load(replace(self.settings, intra_op_threads=1))
-
-    def run(self, calls: Sequence[Call]) -> list[Arrays]:
-        """Return the outputs of each call, in order."""
-        if self.pool and len(calls) >= self.settings.intra_op_threads:
-            run = partial(self._run, self.single)
-            outputs: list[Arrays] = run_at_once(run, self.merge, self.pool, calls)
-        else:
-            outputs = run_merged(partial(self._run, self.session), self.merge, calls)
-        return outputs
-
-    def close(self) -> None:
-        """Free the sessions' memory."""
-        if self.pool:
-            self.pool.shutdown()
-        self.__dict__.pop("single", None)
-        del self.session
-
-    def _run(self, session: Any, feed: Arrays, names: Sequence[str]) -> Arrays:
-        arrays = session.run(list(names), feed, self.options)
-        return dict(zip(names, arrays, strict=True))
 
 
 def tensors(nodes: Iterable[Any]) -> dict[str, Any]:
@@ -159,3 +64,70 @@ def check(config: Config, session: Any) -> None:
     """Raise ValueError if config.pbtxt and the ONNX file disagree."""
     inputs, outputs = tensors(session.get_inputs()), tensors(session.get_outputs())
     table.check(config, inputs, outputs, tensors(session.get_overridable_initializers()))
+
+
+class TritonPythonModel(instance.Instance):  # type: ignore[misc]  # untyped, as imported here
+    """Runs an ONNX file."""
+
+    complete = staticmethod(complete)
+
+    def initialize(self, args: instance.Texts) -> None:
+        """Create the session, and compare config.pbtxt with the file. A ValueError makes the load
+        fail."""
+        config = json.loads(args["model_config"])
+        settings = SessionSettings.from_config(config)
+        path = instance.model_file(args, config, "model.onnx")
+        available = providers(args)
+        merge = merge_of(config)
+        runs = Runs(lambda each: load(path, each, available), settings, merge)
+        check(config, runs.session)
+        inputs = runs.session.get_inputs()
+        read = partial(
+            read_request,
+            outputs=[node.name for node in runs.session.get_outputs()],
+            strings={node.name for node in inputs if node.type == "tensor(string)"},
+            scalars={node.name for node in inputs if not node.shape},
+        )
+        self.batcher = Batcher(read, runs.run, merge, (InvalidInput, InvalidArgument))
+        pb_utils.Logger.log_info(
+            f"{args['model_instance_name']}: {runs.session.get_providers()[0]}, {settings}"
+        )
+
+
+class Runs:
+    """Runs merged calls: all rows in one run, or each call in a thread of its own.
+
+    One run on all threads is fastest for texts and small images. A batch of large images does not
+    fit into the processors' caches, and the threads of a run wait for each other hundreds of times.
+    So if a model takes large images, and there are at least as many calls as threads, each call
+    runs on one thread. Measured with YOLOv5n at 640, 8 callers, and 2 processors that also decode
+    the images: 24.5 ms of processor time per call instead of 32 to 37.
+
+    One session uses all threads. A model with large rows also gets a second session, whose runs use
+    one thread. That session needs memory for a second copy of the weights, so it is created only
+    when it is first used.
+    """
+
+    def __init__(
+        self, load: Callable[[SessionSettings], Any], settings: SessionSettings, merge: Merge
+    ) -> None:
+        self.load, self.settings, self.merge = load, settings, merge
+        self.session, self.options = load(settings), run_options()
+        self.pool = ThreadPoolExecutor(settings.intra_op_threads)
+
+    @cached_property
+    def single(self) -> Any:
+        return self.load(replace(self.settings, intra_op_threads=1))
+
+    def run(self, calls: Calls) -> list[Arrays]:
+        """Return the outputs of each call, in order."""
+        if self.settings.separate_runs and len(calls) >= self.settings.intra_op_threads:
+            run = partial(run_merged, partial(self._run, self.single), self.merge)
+            each = [[call] for call in calls]
+            return list(chain.from_iterable(self.pool.map(run, each)))
+        outputs: list[Arrays] = run_merged(partial(self._run, self.session), self.merge, calls)
+        return outputs
+
+    def _run(self, session: Any, feed: Arrays, names: Sequence[str]) -> Arrays:
+        arrays = session.run(list(names), feed, self.options)
+        return dict(zip(names, arrays, strict=True))

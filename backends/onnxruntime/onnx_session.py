@@ -106,19 +106,6 @@ class SessionSettings:
             options.add_session_config_entry(key, value)
         return options
 
-    def describe(self) -> str:
-        """Describe the settings for the log."""
-        mode = "parallel" if self.parallel else "sequential"
-        separate = (
-            ", merged requests run at the same time on one thread each"
-            if self.separate_runs
-            else ""
-        )
-        return (
-            f"{self.intra_op_threads} intra-op threads, {mode} execution, graph level "
-            f"{self.level}{separate}"
-        )
-
 
 def separate_runs(config: Mapping[str, Any], parameters: Mapping[str, str], threads: int) -> bool:
     """Return whether merged requests run at the same time, on one thread each. The parameter

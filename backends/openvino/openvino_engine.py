@@ -10,8 +10,9 @@ import math
 import mmap
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from queue import SimpleQueue
@@ -21,7 +22,8 @@ import numpy as np
 import openvino
 import openvino_settings  # type: ignore[import-not-found]  # Triton's stub puts this folder on its path
 import tensors as table  # type: ignore[import-not-found]
-from batching import Arrays, Call, InvalidInput, Merge, run_merged  # type: ignore[import-not-found]
+import triton_python_backend_utils as pb_utils
+from batching import Arrays, Calls, InvalidInput, Merge, run_merged  # type: ignore[import-not-found]
 from openvino.preprocess import PrePostProcessor
 from openvino_settings import OpenvinoSettings
 
@@ -48,9 +50,9 @@ DEVICE = "CPU"
 # Texts are padded to a multiple of this many tokens, because OpenVINO compiles code for each shape
 # and keeps it: 1.5 MB for a shape of all-MiniLM-L6-v2.
 MULTIPLE = 8
-# Operators that ONNX Runtime defines and OpenVINO computes differently: an LSTM's scores were off
+# An operator that ONNX Runtime defines and OpenVINO computes differently: an LSTM's scores were off
 # by 0.5 out of 17.
-UNLIKE = (b"DynamicQuantizeLSTM",)
+UNLIKE = b"DynamicQuantizeLSTM"
 # matches those errors of OpenVINO that mean that the request is invalid
 WRONG_SHAPE = re.compile("shape_inference/|ParameterMismatch")
 # NumPy's integer types whose values may not fit into int32, in which OpenVINO computes
@@ -67,11 +69,10 @@ def read(file: Path) -> Any:
         other = file.with_name("model.onnx")
         remedy = '; say default_model_filename: "model.onnx"' if other.is_file() else ""
         raise FileNotFoundError(f"unable to find '{file}'{remedy}")
-    for operator in UNLIKE:
-        if _contains(file, operator):
-            raise ValueError(
-                f"OpenVINO computes {operator.decode()} in '{file}' differently from ONNX Runtime"
-            )
+    if _contains(file, UNLIKE):
+        raise ValueError(
+            f"OpenVINO computes {UNLIKE.decode()} in '{file}' differently from ONNX Runtime"
+        )
     try:
         return openvino.Core().read_model(str(file))
     except RuntimeError as err:
@@ -94,46 +95,14 @@ def plain(error: Exception) -> str:
     return " ".join(reasons) or " ".join(lines)
 
 
-def fit(model: Any, config: Config) -> None:
-    """Reshape the model in place to the shapes in config.pbtxt. Raise ValueError if the model does
-    not support them."""
-    shapes = {port.get_any_name(): _shape(port, config) for port in model.inputs}
-    current = {port.get_any_name(): _known_shape(port) for port in model.inputs}
-    if shapes != current:
-        try:
-            model.reshape(
-                {name: openvino.PartialShape(list(shape)) for name, shape in shapes.items()}
-            )
-        except RuntimeError as err:
-            raise ValueError(
-                f"model '{config['name']}' cannot take the shapes {shapes}: {plain(err)}; "
-                "set max_batch_size 0 or export the model with dynamic dimensions"
-            ) from err
-
-
-def _shape(port: Any, config: Config) -> tuple[int, ...]:
-    """Return an input's shape, with the batch dimension first. The other dimensions come from the
-    file, or from config.pbtxt if the file does not specify how many there are."""
-    entry = next((each for each in config["input"] if each["name"] in port.names), None)
-    batch = [-1] if config["max_batch_size"] else []
-    if entry and port.partial_shape.rank.is_dynamic:
-        return table.configured_shape(entry, config["max_batch_size"])  # type: ignore[no-any-return]
-    shape = _known_shape(port)
-    if batch and not shape:
-        raise ValueError(
-            f"input '{port.get_any_name()}' has no dimension for batches: set max_batch_size 0"
-        )
-    return (*batch, *shape[len(batch) :])
-
-
-def _known_shape(port: Any) -> tuple[int, ...]:
+def _shape(port: Any) -> tuple[int, ...]:
     """Return the port's shape, with -1 for dynamic dimensions. Raise ValueError if the number of
     dimensions is unknown."""
     shape = port.partial_shape
     if shape.rank.is_dynamic:
         raise ValueError(
-            f"tensor '{port.get_any_name()}' has an unknown number of dimensions: list the "
-            "tensors in config.pbtxt"
+            f"tensor '{port.get_any_name()}' has an unknown number of dimensions: export the "
+            "model with a known one"
         )
     return tuple(-1 if size.is_dynamic else size.get_length() for size in shape)
 
@@ -173,7 +142,7 @@ def tensors(ports: Sequence[Any], entries: Sequence[Mapping[str, Any]]) -> dict[
     known = {entry["name"] for entry in entries}
     names = {min(port.names & known, default=port.get_any_name()): port for port in ports}
     return {
-        name: table.Tensor(name, kind(port), _known_shape(port), DATATYPES)
+        name: table.Tensor(name, kind(port), _shape(port), DATATYPES)
         for name, port in names.items()
     }
 
@@ -181,16 +150,10 @@ def tensors(ports: Sequence[Any], entries: Sequence[Mapping[str, Any]]) -> dict[
 def fitted(file: Path, config: Config) -> tuple[Any, set[str]]:
     """Return the model adapted to config.pbtxt, and the names of its scalar inputs. Raise
     ValueError if the file and config.pbtxt disagree."""
-    model = read(file)
-    fit(model, config)
-    model = convert(model, config)
-    inputs, outputs = (
-        tensors(model.inputs, config["input"]),
-        tensors(model.outputs, config["output"]),
-    )
-    for tensor in (*inputs.values(), *outputs.values()):
-        tensor.datatype  # noqa: B018  # raises ValueError for strings
-    table.check(config, inputs, outputs)
+    model = convert(read(file), config)
+    inputs = tensors(model.inputs, config["input"])
+    outputs = tensors(model.outputs, config["output"])
+    table.check(config, inputs, outputs, {})
     return model, {name for name, tensor in inputs.items() if not tensor.shape}
 
 
@@ -198,84 +161,69 @@ def complete(config: Config, file: Path) -> None:
     """Fill in inputs, outputs and max_batch_size in place. Raise ValueError if that is not
     possible."""
     model = read(file)
-    fit(model, config)
-    table.complete(
-        config, tensors(model.inputs, config["input"]), tensors(model.outputs, config["output"])
-    )
+    inputs = tensors(model.inputs, config["input"])
+    outputs = tensors(model.outputs, config["output"])
+    table.complete(config, inputs, outputs)
 
 
-class Compiled:
-    """A compiled model, with its warnings and its compile time. Creating it raises ValueError if
-    the processor does not support the model."""
-
-    def __init__(self, model: Any, settings: OpenvinoSettings, name: str, version: str) -> None:
-        self.core = openvino.Core()
-        self.warnings = [*settings.warnings]
-        capabilities = list(self.core.get_property(DEVICE, "OPTIMIZATION_CAPABILITIES"))
-        if settings.lacks(capabilities):
-            self.warnings.append(
-                f"{DEVICE} has no instructions for {settings.precision}, so f32 is used"
-            )
-        started = time.monotonic()
-        self.model = self._compile(model, settings.properties(capabilities), name, version)
-        self.seconds = time.monotonic() - started
-
-    def describe(self) -> str:
-        """Describe the compilation for the log."""
-        get = self.model.get_property
-        version = openvino.__version__.partition("-")[0]
-        precision = get("INFERENCE_PRECISION_HINT").get_type_name()
-        threads = f"{get('INFERENCE_NUM_THREADS')} threads in {get('NUM_STREAMS')} streams"
-        origin = "taken from the cache" if get("LOADED_FROM_CACHE") else "compiled"
-        return (
-            f"OpenVINO {version} on {DEVICE}, {precision}, {threads}, "
-            f"{origin} in {self.seconds:.2f} s"
-        )
-
-    def _compile(self, model: Any, properties: dict[str, Any], name: str, version: str) -> Any:
+def compiled(model: Any, settings: OpenvinoSettings, args: Mapping[str, str]) -> Any:
+    """Compile the model or load it from the cache, and log how. Raise ValueError if the processor
+    does not support it. `args` is what Triton passes to initialize."""
+    warnings = list(settings.warnings)
+    core = openvino.Core()
+    capabilities = core.get_property(DEVICE, "OPTIMIZATION_CAPABILITIES")
+    if settings.lacks(capabilities):
+        warnings.append(f"{DEVICE} has no instructions for {settings.precision}, so f32 is used")
+    properties = settings.properties(capabilities)
+    started = time.monotonic()
+    try:
+        with openvino_settings.opened(args["model_name"], args["model_version"]) as folder:
+            result = core.compile_model(model, DEVICE, properties | {"CACHE_DIR": str(folder)})
+    except (OSError, RuntimeError) as err:
+        warnings.append(f"compiled without a cache: {plain(err)}")
         try:
-            with openvino_settings.opened(name, version) as folder:
-                return self.core.compile_model(
-                    model, DEVICE, properties | {"CACHE_DIR": str(folder)}
-                )
-        except (OSError, RuntimeError) as err:
-            self.warnings.append(f"compiled without a cache: {plain(err)}")
-        try:
-            return self.core.compile_model(model, DEVICE, properties)
-        except RuntimeError as err:
+            result = core.compile_model(model, DEVICE, properties)
+        except RuntimeError as error:
             raise ValueError(
-                f"OpenVINO cannot compile the model for {DEVICE}: {plain(err)}"
-            ) from err
+                f"OpenVINO cannot compile the model for {DEVICE}: {plain(error)}"
+            ) from error
+    instance = args["model_instance_name"]
+    for warning in warnings:
+        pb_utils.Logger.log_warn(f"{instance}: {warning}")
+    seconds = time.monotonic() - started
+    pb_utils.Logger.log_info(f"{instance}: {_described(result)} in {seconds:.2f} s")
+    return result
+
+
+def _described(compiled: Any) -> str:
+    get = compiled.get_property
+    version = openvino.__version__.partition("-")[0]
+    precision = get("INFERENCE_PRECISION_HINT").get_type_name()
+    threads = f"{get('INFERENCE_NUM_THREADS')} threads in {get('NUM_STREAMS')} streams"
+    origin = "taken from the cache" if get("LOADED_FROM_CACHE") else "compiled"
+    return f"OpenVINO {version} on {DEVICE}, {precision}, {threads}, {origin}"
 
 
 class Runs:
     """Runs merged calls at the same time on several streams, each with its share of the threads."""
 
     def __init__(self, compiled: Any, merge: Merge) -> None:
-        self.compiled, self.merge = compiled, merge
+        self.compiled = compiled
+        self.merge = merge
         self.streams = int(compiled.get_property("OPTIMAL_NUMBER_OF_INFER_REQUESTS"))
         self.idle: SimpleQueue[Any] = SimpleQueue()
         for _ in range(self.streams):
             self.idle.put(compiled.create_infer_request())
-        self.pool = ThreadPoolExecutor(self.streams) if self.streams > 1 else None
+        self.pool = ThreadPoolExecutor(self.streams)
 
-    def run(self, calls: Sequence[Call]) -> list[Arrays]:
+    def run(self, calls: Calls) -> list[Arrays]:
         """Return the outputs of each call, in order."""
+        run: Callable[[Calls], list[Arrays]] = partial(run_merged, self._run, self.merge)
         size = math.ceil(len(calls) / self.streams)
-        starts = range(0, len(calls), size)
-        parts = [calls[start : start + size] for start in starts]
-        run: Any = self.pool.map if self.pool and len(parts) > 1 else map
-        return list(chain.from_iterable(run(self._part, parts)))
-
-    def close(self) -> None:
-        """Free the model's memory."""
-        if self.pool:
-            self.pool.shutdown()
-        del self.idle, self.compiled
-
-    def _part(self, calls: Sequence[Call]) -> list[Arrays]:
-        outputs: list[Arrays] = run_merged(self._run, self.merge, calls)
-        return outputs
+        if size == len(calls):
+            return run(calls)
+        parts = [calls[start : start + size] for start in range(0, len(calls), size)]
+        return list(chain.from_iterable(self.pool.map(run, parts)))
 
     def _run(self, feed: Arrays, names: Sequence[str]) -> Arrays:
         values = {index_of(name, self.compiled.inputs): array for name, array in feed.items()}
@@ -321,17 +269,13 @@ def _table_sizes(values: Any) -> list[int]:
 def check_range(name: str, array: Any, rows: int | None) -> None:
     """Raise InvalidInput for integers that do not fit into the 32 bits in which OpenVINO computes,
     and for indices outside a table with `rows` rows. An index of -1 means the last row."""
-    is_wide = array.dtype.str[1:] in WIDE
-    if not array.size or (rows is None and not is_wide):
+    low, high = INT32.min, INT32.max
+    reason = "because OpenVINO computes with 32 bits"
+    if rows is not None:
+        low, high = -rows, rows - 1
+        reason = f"because it is an index of a table with {rows} rows in the model"
+    elif array.dtype.str[1:] not in WIDE:
         return
-    least, most = array.min(), array.max()
-    if rows is not None and not -rows <= least <= most < rows:
-        wrong = most if most >= rows else least
-        raise InvalidInput(
-            f"input '{name}' has the index {wrong}, and its table in the model has {rows} rows"
-        )
-    if is_wide and not INT32.min <= least <= most <= INT32.max:
-        raise InvalidInput(
-            f"input '{name}' has integers outside {INT32.min} to {INT32.max}: OpenVINO "
-            "computes with 32 bits"
-        )
+    for number in (array.min(initial=0), array.max(initial=0)):
+        if not low <= number <= high:
+            raise InvalidInput(f"input '{name}' has {number}; it must be {low} to {high}, {reason}")

@@ -11,7 +11,7 @@ only in folders to which nobody else may write.
 
 import fcntl
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,11 +23,10 @@ try:
 except ModuleNotFoundError:  # outside Triton's stub, for build_engines
     from backends._shared.instance import default_threads, given_parameters, read, refuse
 
-HINTS = {hint.lower(): hint for hint in ("LATENCY", "THROUGHPUT", "CUMULATIVE_THROUGHPUT")}
-PRECISIONS = {"f32": "f32", "bf16": "bf16", "f16": "f16"}
+HINTS = ("latency", "throughput", "cumulative_throughput")
+PRECISIONS = ("f32", "bf16", "f16")
 # precision -> the capability of processors that support it
 CAPABILITIES = {"bf16": "BF16", "f16": "FP16"}
-IGNORED = {"COMPILATION_NUM_THREADS": "OpenVINO compiles for a CPU with the inference threads"}
 READ = (
     "HINT_BF16",
     "INFERENCE_NUM_THREADS",
@@ -66,17 +65,24 @@ class OpenvinoSettings:
         the allowed values."""
         parameters = given_parameters(config)
         refuse(parameters, REMOVED)
+        hinted = "bf16" if _one_of(parameters, "HINT_BF16", ("yes",)) else ""
+        # lowercase parameters belong to the clients
+        warnings = [
+            f"parameter '{name}' has no effect"
+            for name in parameters
+            if name.isupper() and name not in (*READ, *TRITONS)
+        ]
         threads = read(
             parameters, "INFERENCE_NUM_THREADS", _count, 0, "a whole number; 0: the default"
         )
         return cls(
             threads=threads or default_threads(),
-            hint=_one_of(parameters, "PERFORMANCE_HINT", HINTS, "LATENCY"),
+            hint=_one_of(parameters, "PERFORMANCE_HINT", HINTS, "latency").upper(),
             streams=read(
                 parameters, "NUM_STREAMS", _streams, "", "a whole number from 1, AUTO or NUMA"
             ),
-            precision=_precision(parameters),
-            warnings=tuple(_warnings(parameters)),
+            precision=_one_of(parameters, "INFERENCE_PRECISION_HINT", PRECISIONS, hinted),
+            warnings=tuple(warnings),
         )
 
     def properties(self, capabilities: list[str]) -> dict[str, Any]:
@@ -105,26 +111,12 @@ class OpenvinoSettings:
 
 
 def _one_of(
-    parameters: Mapping[str, str], name: str, allowed: Mapping[str, Any], default: Any
-) -> Any:
-    return read(
-        parameters,
-        name,
-        lambda text: allowed[text.lower()],
-        default,
-        ", ".join(map(str, allowed.values())),
-    )
-
-
-def _precision(parameters: Mapping[str, str]) -> str:
-    hinted = read(
-        parameters,
-        "HINT_BF16",
-        lambda text: {"yes": "bf16"}[text.lower()],
-        "",
-        "YES; INFERENCE_PRECISION_HINT f32 forbids it",
-    )
-    return str(_one_of(parameters, "INFERENCE_PRECISION_HINT", PRECISIONS, hinted))
+    parameters: Mapping[str, str], name: str, allowed: Sequence[str], default: str = ""
+) -> str:
+    """Return the parameter's text, in lower case, which must be one of the `allowed` ones."""
+    known = {text: text for text in allowed}
+    text = read(parameters, name, lambda text: known[text.lower()], default, ", ".join(allowed))
+    return str(text)
 
 
 def _count(text: str) -> int:
@@ -139,25 +131,6 @@ def _streams(text: str) -> str:
     raise ValueError(text)
 
 
-def _warnings(parameters: Mapping[str, str]) -> list[str]:
-    """Return warnings about parameters that have no effect. Ignore lowercase ones, which belong to
-    the clients."""
-    unknown = [
-        name
-        for name in parameters
-        if name.isupper() and name not in (*READ, *REMOVED, *IGNORED, *TRITONS)
-    ]
-    ignored = [
-        f"parameter '{name}' has no effect: {reason}"
-        for name, reason in IGNORED.items()
-        if name in parameters
-    ]
-    return ignored + [
-        f"parameter '{name}' is unknown, so it has no effect; known: {', '.join(READ)}"
-        for name in unknown
-    ]
-
-
 def root() -> Path:
     """Return the folder for this container's compiled models."""
     return Path(os.environ.get("TMPDIR") or "/tmp") / "serve-engines/openvino"
@@ -167,9 +140,9 @@ def root() -> Path:
 def opened(model: str, version: str) -> Iterator[Path]:
     """Lock the folder of one version against other instances, and yield it. Raise OSError if that
     is not possible."""
+    own(root().parent)
     folder = root() / quote(model, safe="") / version
-    for each in (root().parent, root(), folder.parent, folder):
-        own(each)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     handle = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)

@@ -8,50 +8,31 @@ load fails with an error that says what to install.
 """
 
 import json
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import naming  # type: ignore[import-not-found]  # Triton's stub puts this folder on its path
-from instance import needs  # type: ignore[import-not-found]
+from instance import Instance, Texts, needs  # type: ignore[import-not-found]
 
 REMEDY = "pip install torch there (a CPU build is enough without a GPU), or serve the model as ONNX"
 
 
 def complete(config: dict[str, Any], _folder: Path) -> dict[str, Any]:
-    """Raise ValueError if config.pbtxt is not complete."""
+    """Raise ValueError if config.pbtxt is not complete, because a TorchScript file contains
+    neither shapes nor datatypes."""
     naming.check(config)
     return config
 
 
-class TritonPythonModel:
-    """One instance of one version of a model. Triton prescribes the names and arguments of the
-    methods."""
+class TritonPythonModel(Instance):  # type: ignore[misc]  # mypy finds no base class
+    """Runs a TorchScript module. PyTorch is imported only by `initialize`, because it takes
+    seconds, and Triton also starts a process only to complete config.pbtxt."""
 
-    @staticmethod
-    def auto_complete_config(auto_complete_model_config: Any) -> Any:
-        """Check config.pbtxt, which must be complete, because a TorchScript file contains neither
-        shapes nor datatypes.
+    complete = staticmethod(complete)
 
-        Triton starts a process only for this call, so do not import PyTorch, which would take
-        seconds.
-        """
-        complete(auto_complete_model_config.as_dict(), Path())
-        return auto_complete_model_config
-
-    def initialize(self, args: Mapping[str, str]) -> None:
+    def initialize(self, args: Texts) -> None:
         """Load the module. A ValueError, or a ModuleNotFoundError if PyTorch is missing, makes the
         load fail."""
         with needs("the platform pytorch_libtorch needs PyTorch", REMEDY):
             from torch_instance import TorchInstance  # type: ignore[import-not-found]
-        self.instance = TorchInstance(json.loads(args["model_config"]), args)
-
-    def execute(self, requests: Sequence[Any]) -> list[Any]:
-        """Answer the requests that the dynamic batcher has merged. Return one response for each, in
-        the same order."""
-        responses: list[Any] = self.instance.batcher.answer(requests)
-        return responses
-
-    def finalize(self) -> None:
-        """Free the weights before the process ends."""
-        del self.instance
+        self.batcher = TorchInstance(json.loads(args["model_config"]), args).batcher

@@ -1,8 +1,7 @@
 """Runs one TorchScript module: converts requests to tensors, and results to responses. This module
 imports PyTorch."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,11 +11,9 @@ import naming  # type: ignore[import-not-found]
 import numpy as np
 import torch
 import triton_python_backend_utils as pb_utils
-from batching import Batcher, merge_of, read_request, run_merged  # type: ignore[import-not-found]
-from numpy.typing import NDArray
+from batching import Array, Arrays, Batcher, merge_of, read_request, run_merged  # type: ignore[import-not-found]
 from torch_settings import TorchSettings  # type: ignore[import-not-found]
 
-Arrays = dict[str, NDArray[Any]]
 SUPPORTED = "one dictionary of tensors, or tensors and lists of strings"
 
 
@@ -24,7 +21,7 @@ class TorchInstance:
     """A loaded TorchScript module. Creating it loads the file, and raises ValueError if
     config.pbtxt does not match the module's forward()."""
 
-    def __init__(self, config: Mapping[str, Any], args: Mapping[str, str]) -> None:
+    def __init__(self, config: instance.Config, args: instance.Texts) -> None:
         self.settings = TorchSettings.from_config(config)
         self.settings.apply()
         self.device = device_of(args)
@@ -34,17 +31,14 @@ class TorchInstance:
         strings = {name for name, kind in self.datatypes.items() if kind == "TYPE_STRING"}
         read = partial(read_request, outputs=self.outputs, strings=strings)
         self.batcher = Batcher(read, partial(run_merged, self._run, merge), merge)
-        pb_utils.Logger.log_info(
-            f"{args['model_instance_name']}: {self.device}, {self.settings.describe()}"
-        )
+        pb_utils.Logger.log_info(f"{args['model_instance_name']}: {self.device}, {self.settings}")
 
-    def _name_tensors(self, config: Mapping[str, Any]) -> None:
+    def _name_tensors(self, config: instance.Config) -> None:
         naming.check(config)
-        forward, inputs = Forward.of(self.module), naming.input_names(config)
-        self.takes_dictionary = forward.takes_dictionary
-        self.inputs = (
-            {} if forward.takes_dictionary else naming.input_positions(inputs, forward.arguments)
-        )
+        arguments = arguments_of(self.module)
+        names = naming.input_names(config)
+        # the position of each input, unless forward() takes a dictionary
+        self.inputs = None if arguments is None else naming.input_positions(names, arguments)
         self.outputs = naming.output_positions([entry["name"] for entry in config["output"]])
         self.datatypes = {
             entry["name"]: entry["data_type"] for entry in (*config["input"], *config["output"])
@@ -60,20 +54,20 @@ class TorchInstance:
         return arrays
 
     def _forward(self, values: dict[str, Any]) -> Sequence[Any]:
-        if self.takes_dictionary:
+        if self.inputs is None:
             result = self.module(values)
         else:
             names = sorted(values, key=self.inputs.__getitem__)
             result = self.module(*[values[name] for name in names])
         return result if isinstance(result, tuple) else (result,)
 
-    def _value(self, array: NDArray[Any]) -> Any:
+    def _value(self, array: Array) -> Any:
         """Convert an array to a tensor on the instance's device, or to a list of strings."""
         if array.dtype == np.object_:
             return array.tolist()
         return torch.from_numpy(array).to(self.device)
 
-    def _array(self, name: str, results: Sequence[Any]) -> NDArray[Any]:
+    def _array(self, name: str, results: Sequence[Any]) -> Array:
         """Return the output called `name`. Raise ValueError if forward() did not return what
         config.pbtxt declares."""
         index = self.outputs[name]
@@ -97,7 +91,7 @@ class TorchInstance:
         copied = result.clone(memory_format=torch.contiguous_format)
         return self._checked(name, copied.cpu().numpy())
 
-    def _checked(self, name: str, array: NDArray[Any]) -> NDArray[Any]:
+    def _checked(self, name: str, array: Array) -> Array:
         expected = pb_utils.triton_string_to_numpy(self.datatypes[name])
         if array.dtype != expected:
             raise ValueError(
@@ -107,7 +101,7 @@ class TorchInstance:
         return array
 
 
-def device_of(args: Mapping[str, str]) -> Any:
+def device_of(args: instance.Texts) -> Any:
     """Return the instance's device. Raise ValueError if the instance is on a GPU and PyTorch cannot
     use it."""
     if args["model_instance_kind"] != "GPU":
@@ -117,28 +111,20 @@ def device_of(args: Mapping[str, str]) -> Any:
     return torch.device("cuda", int(args["model_instance_device_id"]))
 
 
-@dataclass(frozen=True)
-class Forward:
-    """The arguments of forward(). If `takes_dictionary` is true, its only argument is a dictionary
-    of tensors."""
-
-    arguments: tuple[str, ...]
-    takes_dictionary: bool
-
-    @classmethod
-    def of(cls, module: Any) -> "Forward":
-        """Read the arguments. Raise ValueError if one has a type that is not supported."""
-        arguments = module.forward.schema.arguments[1:]  # the first is self
-        kinds = [argument.type.kind() for argument in arguments]
-        if kinds == ["DictType"]:
-            return cls((), takes_dictionary=True)
-        for argument, kind in zip(arguments, kinds, strict=True):
-            if kind not in ("TensorType", "ListType"):
-                raise ValueError(
-                    f"argument '{argument.name}' of the model's forward is {argument.type}; "
-                    f"supported: {SUPPORTED}"
-                )
-        return cls(tuple(argument.name for argument in arguments), takes_dictionary=False)
+def arguments_of(module: Any) -> list[str] | None:
+    """Return the names of forward()'s arguments, or None if its only argument is a dictionary of
+    tensors. Raise ValueError if one has a type that is not supported."""
+    arguments = module.forward.schema.arguments[1:]  # the first is self
+    kinds = [argument.type.kind() for argument in arguments]
+    if kinds == ["DictType"]:
+        return None
+    for argument, kind in zip(arguments, kinds, strict=True):
+        if kind not in ("TensorType", "ListType"):
+            raise ValueError(
+                f"argument '{argument.name}' of the model's forward is {argument.type}; "
+                f"supported: {SUPPORTED}"
+            )
+    return [argument.name for argument in arguments]
 
 
 def load(path: Path, device: Any) -> Any:

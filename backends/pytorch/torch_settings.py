@@ -1,13 +1,12 @@
 """Reads the `parameters` in config.pbtxt, which have the names and meanings of those in NVIDIA's
 backend (pytorch_backend, README.md)."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from instance import default_threads, given_parameters, parse_bool, read, refuse  # type: ignore[import-not-found]  # Triton's stub puts this folder on its path
+from instance import Config, Texts, default_threads, given_parameters, parse_bool, read, refuse  # type: ignore[import-not-found]  # Triton's stub puts this folder on its path
 from naming import REMOVED  # type: ignore[import-not-found]
 
 ALLOWED = "true, false, 1, 0"
@@ -33,7 +32,7 @@ class TorchSettings:
     switches: tuple[tuple[str, bool], ...] = ()
 
     @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> "TorchSettings":
+    def from_config(cls, config: Config) -> "TorchSettings":
         """Read config.pbtxt. If a value is invalid, raise a ValueError that names the parameter and
         the allowed values."""
         parameters = given_parameters(config)
@@ -68,18 +67,10 @@ class TorchSettings:
         with without_gradients, torch.jit.optimized_execution(self.optimized_execution):
             yield
 
-    def describe(self) -> str:
-        """Describe the settings for the log."""
-        mode = "inference mode" if self.inference_mode else "no inference mode"
-        optimized = "optimized" if self.optimized_execution else "not optimized"
-        threads = f"{torch.get_num_threads()} intra-op threads"
-        switches = [f"{name}={str(value).lower()}" for name, value in self.switches]
-        return ", ".join([threads, mode, f"execution {optimized}", *switches])
 
-
-def _boolean(parameters: Mapping[str, str], name: str, default: bool) -> bool:
+def _boolean(parameters: Texts, name: str, default: bool) -> bool:
     return bool(read(parameters, name, parse_bool, default, ALLOWED))
 
 
-def _threads(parameters: Mapping[str, str], name: str) -> int:
+def _threads(parameters: Texts, name: str) -> int:
     return int(read(parameters, name, int, 0, "a whole number; 0 or less: the default"))

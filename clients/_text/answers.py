@@ -7,9 +7,19 @@ from typing import Any
 import numpy as np
 from tokenizers import Encoding
 
-from clients._text.task import Array, Fields, Task
+from clients._text.task import Fields, Predictions, Task
 from clients._text.tokenizer import UNLIMITED, TextTokenizer
-from clients.base import Model, Parameter, Tensors, best, check_time, softmax
+from clients.base import (
+    Array,
+    Instances,
+    Model,
+    Parameter,
+    Tensors,
+    Values,
+    best,
+    check_time,
+    softmax,
+)
 
 DEFAULT_STRIDE = 128  # tokens, for windows at least twice as long
 # the names that transformers gives the outputs of a network with one for starts and one for ends
@@ -42,7 +52,7 @@ class QuestionAnswering(Task):
         Parameter("align_to_words", True, "whether an answer consists of whole words"),
     )
 
-    def __init__(self, model: Model, tokenizer: TextTokenizer, options: Mapping[str, Any]) -> None:
+    def __init__(self, model: Model, tokenizer: TextTokenizer, options: Values) -> None:
         super().__init__(model, tokenizer, options)
         self.cls_id = tokenizer.special("cls_token", "[CLS]")[1]
         if {spec.name for spec in model.outputs} >= set(TWO_OUTPUTS):
@@ -51,21 +61,15 @@ class QuestionAnswering(Task):
     def rows(self, instance: Mapping[str, str]) -> int:
         return 1 + len(instance["context"]) // self.tokenizer.max_length
 
-    def tokens(
-        self, instances: Sequence[Mapping[str, str]], parameters: Mapping[str, Any]
-    ) -> Tensors:
+    def tokens(self, instances: Sequence[Mapping[str, str]], parameters: Values) -> Tensors:
         length = min(parameters["max_seq_len"], self.tokenizer.max_length)
         stride = parameters["doc_stride"] or min(DEFAULT_STRIDE, length // 2)
         pairs = [(instance["question"], instance["context"]) for instance in instances]
-        return self.tokenizer.windows(pairs, length, stride, self.options["pad_to_multiple_of"])
+        return self.tokenizer.windows(pairs, length, stride)
 
     def predict(
-        self,
-        outputs: Tensors,
-        inputs: Tensors,
-        instances: Sequence[Any],
-        parameters: Mapping[str, Any],
-    ) -> list[dict[str, Any]]:
+        self, outputs: Tensors, inputs: Tensors, instances: Instances, parameters: Values
+    ) -> Predictions:
         """Return the best answers from the logits of starts and ends in all windows of a
         context."""
         starts, ends = self._logits(outputs)
@@ -88,9 +92,7 @@ class QuestionAnswering(Task):
         logits = self.read(outputs)
         return logits[..., 0], logits[..., 1]
 
-    def _answers(
-        self, context: str, windows: Sequence[Any], parameters: Mapping[str, Any]
-    ) -> list[dict[str, Any]]:
+    def _answers(self, context: str, windows: Sequence[Any], parameters: Values) -> Predictions:
         answers: dict[str, dict[str, Any]] = {}
         none = 1.0
         top_k = parameters["top_k"]
@@ -124,14 +126,13 @@ class QuestionAnswering(Task):
         possible = np.array(encoding.sequence_ids) == 1
         possible |= np.array(encoding.ids) == self.cls_id
         size = len(possible)
-        starts, ends = (
-            softmax(np.where(possible, logits[:size], IMPOSSIBLE)) for logits in (start, end)
-        )
-        return starts * possible, ends * possible
+        logits = np.stack((start[:size], end[:size]))
+        starts, ends = softmax(np.where(possible, logits, IMPOSSIBLE)) * possible
+        return starts, ends
 
 
 def _spans(
-    starts: Array, ends: Array, count: int, parameters: Mapping[str, Any]
+    starts: Array, ends: Array, count: int, parameters: Values
 ) -> list[tuple[int, int, float]]:
     """Return (first token, last token, score) of the best spans."""
     length = min(parameters["max_answer_len"], len(starts))
@@ -149,10 +150,8 @@ def _spans(
 def _words(encoding: Encoding, first: int, last: int) -> tuple[int, int] | None:
     """Return the start and end, in the context, of the whole words from an answer's first token to
     its last, or None if one of the two is not part of a word."""
-    first_word = encoding.token_to_word(first)
-    last_word = encoding.token_to_word(last)
-    if first_word is None or last_word is None:
+    words: list[Any] = [encoding.token_to_word(token) for token in (first, last)]
+    if None in words:
         return None
-    start = encoding.word_to_chars(first_word, 1)
-    end = encoding.word_to_chars(last_word, 1)
-    return (start[0], end[1]) if start and end else None
+    spans: list[Any] = [encoding.word_to_chars(word, 1) for word in words]
+    return spans[0][0], spans[1][1]

@@ -6,9 +6,20 @@ from itertools import chain
 from typing import Any
 
 from clients._labels import scores_output
-from clients._text.task import Array, Fields, Task, as_text, label
+from clients._text.task import Fields, Predictions, Task, as_text, label
 from clients._text.tokenizer import TextTokenizer
-from clients.base import ACTIVATIONS, Model, Names, Parameter, Tensors, best, softmax
+from clients.base import (
+    ACTIVATIONS,
+    Array,
+    Instances,
+    Model,
+    Names,
+    Parameter,
+    Tensors,
+    Values,
+    best,
+    softmax,
+)
 from serving.budget import MOST_MADE, MOST_ROWS, check_count
 from serving.errors import DecodingError, InvalidRequest
 
@@ -43,7 +54,7 @@ class TextClassification(Task):
         ),
     )
 
-    def __init__(self, model: Model, tokenizer: TextTokenizer, options: Mapping[str, Any]) -> None:
+    def __init__(self, model: Model, tokenizer: TextTokenizer, options: Values) -> None:
         super().__init__(model, tokenizer, options)
         self.names = self.labels()
         self.output = scores_output(model, len(self.names))
@@ -60,21 +71,14 @@ class TextClassification(Task):
         single = 1 in (len(self.names), self.output.shape[-1])
         return "sigmoid" if single or problem == "multi_label_classification" else "softmax"
 
-    def tokens(self, instances: Sequence[Any], parameters: Mapping[str, Any]) -> Tensors:
+    def tokens(self, instances: Instances, parameters: Values) -> Tensors:
         return super().tokens([as_text(instance) for instance in instances], parameters)
 
     def predict(
-        self,
-        outputs: Tensors,
-        inputs: Tensors,
-        instances: Sequence[Any],
-        parameters: Mapping[str, Any],
-    ) -> list[dict[str, Any]]:
+        self, outputs: Tensors, inputs: Tensors, instances: Instances, parameters: Values
+    ) -> Predictions:
         """Return the likeliest classes from logits [n, labels]."""
-        function = parameters["function_to_apply"]
-        if function == "auto":
-            function = self.function
-        scores = ACTIVATIONS[function](self.read(outputs))
+        scores = _activated(self.read(outputs), parameters, self.function)
         return [
             {
                 "classes": [
@@ -86,10 +90,14 @@ class TextClassification(Task):
         ]
 
 
+def _activated(logits: Array, parameters: Values, auto: str) -> Array:
+    """Apply the function that the request names, or else the model's own, `auto`."""
+    function = parameters["function_to_apply"]
+    return ACTIVATIONS[auto if function == "auto" else function](logits)
+
+
 def _template(value: Any) -> str:
-    if not isinstance(value, str) or len(value) > LONGEST_TEMPLATE:
-        raise ValueError(value)
-    if value.count(HOLE) != 1:
+    if not isinstance(value, str) or len(value) > LONGEST_TEMPLATE or value.count(HOLE) != 1:
         raise ValueError(value)
     return value
 
@@ -120,29 +128,29 @@ class ZeroShotClassification(Task):
     )
     truncation = "only_first"
 
-    def __init__(self, model: Model, tokenizer: TextTokenizer, options: Mapping[str, Any]) -> None:
+    def __init__(self, model: Model, tokenizer: TextTokenizer, options: Values) -> None:
         super().__init__(model, tokenizer, options)
+        labels = self.labels()
         entailments = [
-            index for index, name in enumerate(self.labels()) if name.lower().startswith("entail")
+            index for index, name in enumerate(labels) if name.lower().startswith("entail")
         ]
         if not entailments:
             raise InvalidRequest(
-                f"model '{model.name}': none of its labels "
-                f"({', '.join(self.labels()) or 'there are none'}) begins with 'entail'; "
+                f"model '{model.name}': none of its labels {labels} begins with 'entail'; "
                 "zero-shot-classification takes a model of natural language inference"
             )
-        self.outputs = (scores_output(model, len(self.labels())).name,)
+        self.outputs = (scores_output(model, len(labels)).name,)
         self.entailment = entailments[0]
         self.contradiction = -1 if self.entailment == 0 else 0
 
     def rows(self, instance: Any) -> int:
         return 1 if isinstance(instance, str) else len(instance["candidate_labels"])
 
-    def length(self, instance: Any, parameters: Mapping[str, Any]) -> int:
+    def length(self, instance: Any, parameters: Values) -> int:
         labels = max(self.rows(instance), len(parameters["candidate_labels"]))
         return labels * (self.codec.length(instance) + len(parameters["hypothesis_template"]))
 
-    def tokens(self, instances: Sequence[Any], parameters: Mapping[str, Any]) -> Tensors:
+    def tokens(self, instances: Instances, parameters: Values) -> Tensors:
         """Return a row for each label of an instance, and `owners` [rows], the instance of each
         row. Raise PayloadTooLarge for too many characters, and InvalidRequest if a label alone is
         longer than the model takes."""
@@ -153,24 +161,21 @@ class ZeroShotClassification(Task):
         every = list(chain.from_iterable(labels))
         length = len(every) * len(template) + len("".join(every))
         check_count(length, MOST_MADE, "characters of hypotheses", "send fewer or shorter labels")
-        pairs = []
-        owners = []
-        for index, instance in enumerate(instances):
+        groups = []
+        for instance, own in zip(instances, labels, strict=True):
             text = instance if isinstance(instance, str) else instance["text"]
-            pairs += [(text, template.replace(HOLE, label)) for label in labels[index]]
-            owners += [index] * len(labels[index])
+            groups.append([(text, template.replace(HOLE, label)) for label in own])
         try:
-            return self.encode_rows(pairs, owners)
+            return self.encode_groups(groups)
         except DecodingError:
             raise
         except Exception as err:  # the tokenizer raises no narrower class
             raise InvalidRequest(f"a label is too long: {err}") from err
 
-    def _labels(self, index: int, instance: Any, parameters: Mapping[str, Any]) -> Sequence[str]:
-        labels: Sequence[str] = (
-            () if isinstance(instance, str) else instance.get("candidate_labels", ())
-        )
-        labels = labels or parameters["candidate_labels"]
+    def _labels(self, index: int, instance: Any, parameters: Values) -> Sequence[str]:
+        labels: Sequence[str] = parameters["candidate_labels"]
+        if not isinstance(instance, str):
+            labels = instance["candidate_labels"]
         if not labels:
             raise DecodingError(
                 "it has no labels to choose from: name them in 'candidate_labels'", instance=index
@@ -182,12 +187,8 @@ class ZeroShotClassification(Task):
         return labels
 
     def predict(
-        self,
-        outputs: Tensors,
-        inputs: Tensors,
-        instances: Sequence[Any],
-        parameters: Mapping[str, Any],
-    ) -> list[dict[str, Any]]:
+        self, outputs: Tensors, inputs: Tensors, instances: Instances, parameters: Values
+    ) -> Predictions:
         """Return each instance's labels from logits [rows, 3]."""
         logits = self.read(outputs)
         predictions = []
@@ -226,7 +227,7 @@ class TextRanking(Task):
         ),
     )
 
-    def __init__(self, model: Model, tokenizer: TextTokenizer, options: Mapping[str, Any]) -> None:
+    def __init__(self, model: Model, tokenizer: TextTokenizer, options: Values) -> None:
         super().__init__(model, tokenizer, options)
         output = scores_output(model, 1)
         self.outputs = (output.name,)
@@ -257,22 +258,18 @@ class TextRanking(Task):
     def rows(self, instance: Mapping[str, Any]) -> int:
         return len(instance["documents"])
 
-    def length(self, instance: Mapping[str, Any], parameters: Mapping[str, Any]) -> int:
+    def length(self, instance: Mapping[str, Any], parameters: Values) -> int:
         repeated = (self.rows(instance) - 1) * len(instance["query"])
         return repeated + self.codec.length(instance)
 
-    def tokens(
-        self, instances: Sequence[Mapping[str, Any]], parameters: Mapping[str, Any]
-    ) -> Tensors:
+    def tokens(self, instances: Sequence[Mapping[str, Any]], parameters: Values) -> Tensors:
         """Return a row for each document of an instance, and `owners` [rows], the instance of each
         row."""
-        pairs = []
-        owners = []
+        groups = []
         for index, instance in enumerate(instances):
             self._check(index, instance)
-            pairs += [(instance["query"], document) for document in instance["documents"]]
-            owners += [index] * len(instance["documents"])
-        return self.encode_rows(pairs, owners)
+            groups.append([(instance["query"], document) for document in instance["documents"]])
+        return self.encode_groups(groups)
 
     def _check(self, index: int, instance: Mapping[str, Any]) -> None:
         count = len(instance["documents"])
@@ -282,30 +279,20 @@ class TextRanking(Task):
                 instance=index,
             )
         most = self.tokenizer.max_characters
-        if count * min(len(instance["query"]), most) > MOST_MADE:
-            raise DecodingError(
-                "its query is too long for so many documents: send fewer at a time", instance=index
-            )
-        length = sum(min(len(document), most) for document in instance["documents"])
+        lengths = [min(len(document), most) for document in instance["documents"]]
+        length = count * min(len(instance["query"]), most) + sum(lengths)
         if length > MOST_MADE:
             reason = (
-                f"its documents have {length} characters, at most {MOST_MADE} are read at a time: "
-                "send fewer or shorter ones"
+                f"its documents, and the query before each, have {length} characters, at most "
+                f"{MOST_MADE} are read at a time: send fewer or shorter ones"
             )
             raise DecodingError(reason, instance=index)
 
     def predict(
-        self,
-        outputs: Tensors,
-        inputs: Tensors,
-        instances: Sequence[Any],
-        parameters: Mapping[str, Any],
-    ) -> list[dict[str, Any]]:
+        self, outputs: Tensors, inputs: Tensors, instances: Instances, parameters: Values
+    ) -> Predictions:
         """Return the ranking of each instance's documents from logits [rows, 1]."""
-        function = parameters["function_to_apply"]
-        if function == "auto":
-            function = self.function
-        scores = ACTIVATIONS[function](self.read(outputs)[:, 0])
+        scores = _activated(self.read(outputs)[:, 0], parameters, self.function)
         predictions = []
         for index, instance in enumerate(instances):
             own = scores[inputs["owners"] == index]
@@ -314,8 +301,7 @@ class TextRanking(Task):
                 for at, score in best(own, parameters["top_k"] or len(own))
             ]
             if parameters["return_documents"]:
-                entries = [
-                    entry | {"document": instance["documents"][entry["index"]]} for entry in entries
-                ]
+                for entry in entries:
+                    entry["document"] = instance["documents"][entry["index"]]
             predictions.append({"ranking": entries})
         return predictions

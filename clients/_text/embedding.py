@@ -1,14 +1,15 @@
 """Turns a text into a vector, as sentence-transformers does."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from clients._text.task import Array, Task
+from clients._text.task import Predictions, Task
 from clients._text.tokenizer import TextTokenizer
-from clients.base import Model, Parameter, Tensors
+from clients.base import Array, Instances, Model, Parameter, Tensors, Values
 from serving.errors import InvalidRequest
+from serving.named_value import unknown
 
 POOLED = "sentence_embedding"  # sentence-transformers' name for the output
 
@@ -55,7 +56,7 @@ class Embedding(Task):
         ),
     )
 
-    def __init__(self, model: Model, tokenizer: TextTokenizer, options: Mapping[str, Any]) -> None:
+    def __init__(self, model: Model, tokenizer: TextTokenizer, options: Values) -> None:
         super().__init__(model, tokenizer, options)
         is_pooled = any(spec.name == POOLED for spec in model.outputs)
         if is_pooled and "pooling" not in model.parameters:
@@ -64,41 +65,34 @@ class Embedding(Task):
         self.prompts: dict[str, str] = prompts.get("prompts") or {}
         self.default_prompt = prompts.get("default_prompt_name") or ""
 
-    def length(self, instance: str, parameters: Mapping[str, Any]) -> int:
+    def length(self, instance: str, parameters: Values) -> int:
         return len(self._prompt(parameters)) + len(instance)
 
-    def tokens(self, instances: Sequence[str], parameters: Mapping[str, Any]) -> Tensors:
+    def tokens(self, instances: Sequence[str], parameters: Values) -> Tensors:
         # the tokenizer reads no more characters than these
         prompt = self.tokenizer.part(self._prompt(parameters), self.tokenizer.max_characters + 1)
         if prompt:
             instances = [prompt + text for text in instances]
         return super().tokens(instances, parameters)
 
-    def _prompt(self, parameters: Mapping[str, Any]) -> str:
+    def _prompt(self, parameters: Values) -> str:
         name = parameters["prompt_name"] or self.default_prompt
         if isinstance(parameters["prompt"], ExplicitPrompt) or not name:
             return str(parameters["prompt"])
         if name not in self.prompts:
-            names = ", ".join(sorted(self.prompts)) or "none"
-            raise InvalidRequest(
-                f"parameter 'prompt_name': model '{self.model.name}' has no '{name}'; it "
-                f"has: {names}"
-            )
+            reason = unknown("prompt", name, self.prompts)
+            raise InvalidRequest(f"parameter 'prompt_name': {reason}")
         return self.prompts[name]
 
     def predict(
-        self,
-        outputs: Tensors,
-        inputs: Tensors,
-        instances: Sequence[Any],
-        parameters: Mapping[str, Any],
-    ) -> list[dict[str, Any]]:
+        self, outputs: Tensors, inputs: Tensors, instances: Instances, parameters: Values
+    ) -> Predictions:
         """Return vectors from [n, sequence, hidden], or from [n, hidden] if the network pools the
         tokens itself."""
         values = self.read(outputs)
         if values.ndim == 3:
-            ids = inputs["input_ids"]
-            values = self._pooled(values, inputs.get("attention_mask", np.ones_like(ids)))
+            mask = inputs.get("attention_mask", np.ones_like(inputs["input_ids"]))
+            values = self._pooled(values, mask)
         count = parameters["dimensions"]
         if count > values.shape[1]:
             raise InvalidRequest(
@@ -106,7 +100,7 @@ class Embedding(Task):
             )
         values = values[:, : count or None].copy()  # so that the rest can be freed
         if parameters["normalize"]:
-            lengths = np.sqrt(np.add.reduce(values * values, axis=1, keepdims=True))
+            lengths = np.linalg.norm(values, axis=1, keepdims=True)
             values = values / np.maximum(lengths, 1e-12)
         return [{"embedding": vector} for vector in values]
 

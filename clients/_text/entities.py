@@ -1,16 +1,16 @@
 """Finds the entities in a text, as transformers' token-classification pipeline does."""
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from tokenizers import Encoding
 
-from clients._text.task import Array, Task, label
+from clients._text.task import Predictions, Task, label
 from clients._text.tokenizer import UNLIMITED, TextTokenizer
-from clients.base import Model, Names, Parameter, Tensors, check_time, softmax
+from clients.base import Array, Model, Names, Parameter, Tensors, Values, check_time, softmax
 
 STRATEGIES = ("none", "simple", "first", "average", "max")
 
@@ -47,7 +47,7 @@ class TokenClassification(Task):
         ),
     )
 
-    def __init__(self, model: Model, tokenizer: TextTokenizer, options: Mapping[str, Any]) -> None:
+    def __init__(self, model: Model, tokenizer: TextTokenizer, options: Values) -> None:
         super().__init__(model, tokenizer, options)
         self.names = self.labels()
         self.unknown = tokenizer.special("unk_token", "[UNK]")[1]
@@ -58,21 +58,15 @@ class TokenClassification(Task):
     def rows(self, instance: str) -> int:
         return 1 + len(instance) // (4 * self.tokenizer.max_length)
 
-    def tokens(self, instances: Sequence[str], parameters: Mapping[str, Any]) -> Tensors:
+    def tokens(self, instances: Sequence[str], parameters: Values) -> Tensors:
         """Return the inputs, and the rows' `encodings` and `owners`."""
         length = self.tokenizer.max_length
         stride = parameters["stride"]
-        return self.tokenizer.windows(
-            instances, length, stride, self.options["pad_to_multiple_of"], stride > 0
-        )
+        return self.tokenizer.windows(instances, length, stride, stride > 0)
 
     def predict(
-        self,
-        outputs: Tensors,
-        inputs: Tensors,
-        instances: Sequence[str],
-        parameters: Mapping[str, Any],
-    ) -> list[dict[str, Any]]:
+        self, outputs: Tensors, inputs: Tensors, instances: Sequence[str], parameters: Values
+    ) -> Predictions:
         """Return each text's entities from logits [rows, sequence, labels]."""
         scores, strategy = softmax(self.read(outputs)), parameters["aggregation_strategy"]
         ignored = frozenset(parameters["ignore_labels"])
@@ -94,13 +88,16 @@ class TokenClassification(Task):
         read."""
         tokens = list(self._tokens(text, first, encoding, scores))
         if strategy in ("first", "average", "max"):
-            tokens = [self._word(group, strategy) for group in _words(tokens)]
+            tokens = [
+                self._word(group, strategy)
+                for group in _joined(tokens, lambda _, token: token.continues)
+            ]
         if strategy == "none":
             return [
                 _entity(token.tag, token.score, token.text, token.start, token.end)
                 for token in tokens
             ]
-        return [self._group(group) for group in _groups(tokens)]
+        return [self._group(group) for group in _joined(tokens, _same_kind)]
 
     def _tokens(self, text: str, first: int, encoding: Encoding, scores: Array) -> Iterable[Token]:
         """Yield the tokens of the text, without the tokenizer's special tokens."""
@@ -162,29 +159,21 @@ def _entity(tag: str, score: float, word: str, start: int, end: int) -> Entity:
     return {"label": tag, "score": score, "word": word, "start": start, "end": end}
 
 
-def _words(tokens: Iterable[Token]) -> list[list[Token]]:
-    words: list[list[Token]] = []
-    for token in tokens:
-        if words and token.continues:
-            words[-1].append(token)
-        else:
-            words.append([token])
-    return words
-
-
-def _groups(tokens: Iterable[Token]) -> list[list[Token]]:
-    """Group neighboring tokens of one kind. A tag with the prefix B- begins a new group."""
+def _joined(tokens: Iterable[Token], joins: Callable[[Token, Token], bool]) -> list[list[Token]]:
+    """Group neighboring tokens. `joins` says whether a token belongs to the same group as the one
+    before it."""
     groups: list[list[Token]] = []
     for token in tokens:
-        if (
-            groups
-            and not token.tag.startswith("B-")
-            and _kind(token.tag) == _kind(groups[-1][-1].tag)
-        ):
+        if groups and joins(groups[-1][-1], token):
             groups[-1].append(token)
         else:
             groups.append([token])
     return groups
+
+
+def _same_kind(before: Token, token: Token) -> bool:
+    """Return whether two tokens have tags of one kind. A tag with the prefix B- begins a group."""
+    return not token.tag.startswith("B-") and _kind(token.tag) == _kind(before.tag)
 
 
 def _kind(tag: str) -> str:
@@ -200,8 +189,8 @@ def _merged(windows: Sequence[list[Entity]]) -> list[Entity]:
     for entity in sorted(itertools.chain(*windows), key=lambda entity: int(entity["start"])):
         if not merged or entity["start"] >= merged[-1]["end"]:
             merged.append(entity)
-        elif _weight(entity) > _weight(merged[-1]):
-            merged[-1] = entity
+        else:
+            merged[-1] = max(merged[-1], entity, key=_weight)
     return merged
 
 

@@ -1,13 +1,23 @@
 """Fills the masks of a text with the likeliest tokens."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 
-from clients._text.task import Array, Task
+from clients._text.task import Predictions, Task
 from clients._text.tokenizer import TextTokenizer
-from clients.base import Model, Names, Parameter, Tensors, best, check_time, softmax
+from clients.base import (
+    Array,
+    Instances,
+    Model,
+    Names,
+    Parameter,
+    Tensors,
+    Values,
+    best,
+    check_time,
+    softmax,
+)
 from serving.errors import DecodingError, InvalidRequest
 
 POSITIONS = "masked_lm_positions"  # an input of models that return logits only for the masks
@@ -25,7 +35,7 @@ class FillMask(Task):
         Parameter("targets", Names(), "the only tokens to choose from; all when empty"),
     )
 
-    def __init__(self, model: Model, tokenizer: TextTokenizer, options: Mapping[str, Any]) -> None:
+    def __init__(self, model: Model, tokenizer: TextTokenizer, options: Values) -> None:
         super().__init__(model, tokenizer, options)
         if tokenizer.mask_id is None:
             raise InvalidRequest(
@@ -33,7 +43,7 @@ class FillMask(Task):
             )
         self.compact = POSITIONS in {tensor.name for tensor in model.inputs}
 
-    def tokens(self, instances: Sequence[str], parameters: Mapping[str, Any]) -> Tensors:
+    def tokens(self, instances: Sequence[str], parameters: Values) -> Tensors:
         """Return the inputs, and masked_lm_positions [n, most masks]. Raise DecodingError for a
         text without a mask."""
         tensors = super().tokens(instances, parameters)
@@ -47,15 +57,15 @@ class FillMask(Task):
         positions = np.zeros((len(ids), most), np.int64)
         for index, (row, text) in enumerate(zip(masks, instances, strict=True)):
             found = np.flatnonzero(row)
-            if not len(found):
+            count = len(found)
+            if not count:
                 raise DecodingError(self._missing_mask(text), instance=index)
-            if len(found) > self.most_masks:
+            if count > self.most_masks:
                 reason = (
-                    f"it has {len(found)} {self.tokenizer.mask}, at most {self.most_masks} are "
-                    "filled in at a time"
+                    f"it has {count} {self.tokenizer.mask}, at most {self.most_masks} are filled"
                 )
                 raise DecodingError(reason, instance=index)
-            positions[index, : len(found)] = found
+            positions[index, :count] = found
         return positions
 
     def _missing_mask(self, text: str) -> str:
@@ -65,12 +75,8 @@ class FillMask(Task):
         return f"there is nothing to fill in; write {mask} instead of a token"
 
     def predict(
-        self,
-        outputs: Tensors,
-        inputs: Tensors,
-        instances: Sequence[Any],
-        parameters: Mapping[str, Any],
-    ) -> list[dict[str, Any]]:
+        self, outputs: Tensors, inputs: Tensors, instances: Instances, parameters: Values
+    ) -> Predictions:
         """Return the likeliest tokens for each mask from logits [n, sequence, vocabulary] or [n,
         masks, vocabulary]."""
         targets = self._targets(parameters["targets"])
@@ -104,27 +110,23 @@ class FillMask(Task):
 
     def _fill(
         self, ids: Array, position: int, scores: Array, targets: Array | None, top_k: int
-    ) -> list[dict[str, Any]]:
-        """Return the likeliest tokens of one mask."""
+    ) -> Predictions:
+        """Return the likeliest tokens of one mask. If the text has other masks, they stay in its
+        `sequence`, and so do [CLS] and [SEP], as in transformers."""
         check_time()
-        single = int((ids == self.tokenizer.mask_id).sum()) == 1
+        is_single = np.count_nonzero(ids == self.tokenizer.mask_id) == 1
         token_ids = np.arange(len(scores)) if targets is None else targets
-        ranked = best(scores[token_ids], top_k)
-        likeliest = [(int(token_ids[at]), score) for at, score in ranked]
-        return [
-            {
+        results = []
+        for at, score in best(scores[token_ids], top_k):
+            token = int(token_ids[at])
+            filled = ids.copy()
+            filled[position] = token
+            kept = filled[filled != self.tokenizer.pad_id].tolist()
+            result = {
                 "token": self.tokenizer.decode([token], skip_special_tokens=False),
                 "token_id": token,
                 "score": score,
-                "sequence": self._sequence(ids, position, token, single),
+                "sequence": self.tokenizer.decode(kept, skip_special_tokens=is_single),
             }
-            for token, score in likeliest
-        ]
-
-    def _sequence(self, ids: Array, position: int, token: int, single: bool) -> str:
-        """Return the text with `token` at `position`. If it has other masks, these stay, and so do
-        [CLS] and [SEP], as in transformers."""
-        filled = ids.copy()
-        filled[position] = token
-        kept = filled[filled != self.tokenizer.pad_id].tolist()
-        return self.tokenizer.decode(kept, skip_special_tokens=single)
+            results.append(result)
+        return results

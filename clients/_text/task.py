@@ -1,6 +1,7 @@
 """Defines what a task of the text client is, and reads the instances of tasks that take more than
 one text."""
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -8,18 +9,17 @@ from itertools import chain
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from clients._labels import read_labels
+from clients._labels import labels_of
 from clients._text.tokenizer import Text, TextTokenizer
-from clients.base import Model, Parameter, Tensors
+from clients.base import Array, Instances, Model, Parameter, Tensors, Values
 from serving.budget import read_json
 from serving.codecs import TEXT, Codec, Limits, describe
 from serving.codecs.base import TextCodec
 from serving.errors import DecodingError
 from serving.named_value import unknown
 
-Array = NDArray[Any]
+Predictions = list[dict[str, Any]]
 
 
 class Task(ABC):
@@ -31,7 +31,7 @@ class Task(ABC):
     parameters: tuple[Parameter, ...] = ()
     truncation = "longest_first"
 
-    def __init__(self, model: Model, tokenizer: TextTokenizer, options: Mapping[str, Any]) -> None:
+    def __init__(self, model: Model, tokenizer: TextTokenizer, options: Values) -> None:
         """Take the values of the client's settings as `options`. Raise InvalidRequest if they do
         not fit the model."""
         self.model = model
@@ -43,35 +43,32 @@ class Task(ABC):
         """Return roughly how many rows `tokens` makes from an instance."""
         return 1
 
-    def length(self, instance: Any, parameters: Mapping[str, Any]) -> int:
+    def length(self, instance: Any, parameters: Values) -> int:
         """Return roughly how many characters `tokens` reads for the instance. A text that is part
         of several rows counts once for each row."""
         return self.codec.length(instance)
 
-    def tokens(self, instances: Sequence[Any], parameters: Mapping[str, Any]) -> Tensors:
+    def tokens(self, instances: Instances, parameters: Values) -> Tensors:
         """Return the model's inputs, one row or more for each instance, and `num_tokens` [n
         instances], counted before truncation. Also return `truncated` [n instances] if the task can
         read long texts in windows, because a text with more tokens than the model takes is then not
         necessarily cut."""
-        return self.tokenizer.encode(instances, self.options["pad_to_multiple_of"])
+        return self.tokenizer.encode(instances)
 
-    def encode_rows(self, texts: Sequence[Text], owners: Sequence[int]) -> Tensors:
-        """Return the tokens of several texts per instance. `owners` [rows] is the instance of each
-        text, and `num_tokens` counts the tokens of each instance's longest text."""
-        tensors = self.tokenizer.encode(texts, self.options["pad_to_multiple_of"], owners)
-        counts = np.zeros(owners[-1] + 1, np.int64)
+    def encode_groups(self, groups: Sequence[Sequence[Text]]) -> Tensors:
+        """Return the tokens of a group of texts for each instance. `owners` [rows] is the instance
+        of each text, and `num_tokens` counts the tokens of each instance's longest text."""
+        owners = np.repeat(np.arange(len(groups)), list(map(len, groups)))
+        tensors = self.tokenizer.encode(list(chain.from_iterable(groups)), owners.tolist())
+        counts = np.zeros(len(groups), np.int64)
         np.maximum.at(counts, owners, tensors["num_tokens"])
         truncated = counts > self.tokenizer.max_length
-        return tensors | {"num_tokens": counts, "truncated": truncated, "owners": np.array(owners)}
+        return tensors | {"num_tokens": counts, "truncated": truncated, "owners": owners}
 
     @abstractmethod
     def predict(
-        self,
-        outputs: Tensors,
-        inputs: Tensors,
-        instances: Sequence[Any],
-        parameters: Mapping[str, Any],
-    ) -> list[dict[str, Any]]:
+        self, outputs: Tensors, inputs: Tensors, instances: Instances, parameters: Values
+    ) -> Predictions:
         """Return a prediction for each instance. `inputs` is what `tokens` returned."""
 
     def read(self, outputs: Tensors) -> Array:
@@ -82,7 +79,7 @@ class Task(ABC):
         """Return the labels from the setting's file, or else from config.json, in the order of the
         class ids."""
         if self.options["labels"]:
-            return read_labels(self.model, self.options["labels"])
+            return labels_of(self.model, self.options["labels"])
         named = self.tokenizer.config.get("id2label", {})
         return [named[key] for key in sorted(named, key=int)]
 
@@ -103,9 +100,8 @@ class Fields(TextCodec):
         self.lists = lists
         self.keys: tuple[str, ...] = (*required, *optional)
         self.plain = required == ("text",)
-        forms = {key: '["…"]' if key in lists else '"…"' for key in self.keys}
-        shown = [f'"{key}": {form}' for key, form in forms.items()]
-        self.expected = f"{{{', '.join(shown)}}}"
+        shown = {key: ["…"] if key in lists else "…" for key in self.keys}
+        self.expected = json.dumps(shown, ensure_ascii=False)
         if self.plain:
             self.expected = f"a string, or {self.expected}"
 
@@ -142,17 +138,13 @@ class Fields(TextCodec):
         return sum(map(len, chain.from_iterable(texts)))
 
     def _check(self, key: str, value: Any) -> None:
+        texts = [value]
+        expected = "a string"
         if key in self.lists:
-            if (
-                not isinstance(value, list)
-                or not value
-                or not all(isinstance(text, str) for text in value)
-            ):
-                raise DecodingError(
-                    f"expected a list of at least one string, got {describe(value)}", field=key
-                )
-        elif not isinstance(value, str):
-            raise DecodingError(f"expected a string, got {describe(value)}", field=key)
+            texts = value if isinstance(value, list) else []
+            expected = "a list of at least one string"
+        if not texts or not all(isinstance(text, str) for text in texts):
+            raise DecodingError(f"expected {expected}, got {describe(value)}", field=key)
 
 
 def as_text(instance: str | Mapping[str, str]) -> str | tuple[str, str]:

@@ -10,19 +10,17 @@ import json
 import math
 import os
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from tokenizers import Encoding, Tokenizer
 
-from clients.base import Tensors, TooManyRows, check_time
+from clients.base import Tensors, TooManyRows, Values, check_time
 from serving.budget import MOST_ROWS
 from serving.errors import ConfigError, DecodingError
 
-Array = NDArray[Any]
 Text = str | tuple[str, str]  # a pair is one row: both texts, with special tokens between them
 
 UNLIMITED = 10**6  # stands for no limit, for which transformers writes 1e30
@@ -39,21 +37,34 @@ LONGEST_TEXT = PORTION  # characters that are read at most, even if the model ta
 # A text of a pair with more characters than this for each token that the model takes is cut before
 # the pair is tokenized.
 SHORT = 4
+# Model types whose positions begin after the padding's id.
 POSITIONS_FROM_PADDING = {
-    "roberta",
-    "xlm-roberta",
     "camembert",
-    "mpnet",
-    "roberta-prelayernorm",
     "data2vec-text",
+    "esm",
+    "ibert",
+    "luke",
+    "mpnet",
+    "roberta",
+    "roberta-prelayernorm",
+    "xlm-roberta",
+    "xlm-roberta-xl",
+    "xmod",
 }
-POSITIONS_FROM_PADDING |= {"xlm-roberta-xl", "xmod", "ibert", "luke", "esm"}
 # Tokenizers of transformers 5 that give token types to the network, and model types whose own
 # tokenizer is one of them.
 WITH_TYPES = {
-    f"{name}Tokenizer" for name in ("Bert", "ConvBert", "Deberta", "DebertaV2", "Electra", "FNet")
+    "BertTokenizer",
+    "ConvBertTokenizer",
+    "DebertaTokenizer",
+    "DebertaV2Tokenizer",
+    "ElectraTokenizer",
+    "FNetTokenizer",
+    "LayoutLMTokenizer",
+    "LxmertTokenizer",
+    "MobileBertTokenizer",
+    "SqueezeBertTokenizer",
 }
-WITH_TYPES |= {f"{name}Tokenizer" for name in ("LayoutLM", "Lxmert", "MobileBert", "SqueezeBert")}
 MODELS_WITH_TYPES = {
     "",
     "bert",
@@ -64,8 +75,6 @@ MODELS_WITH_TYPES = {
     "electra",
     "ernie",
     "fnet",
-}
-MODELS_WITH_TYPES |= {
     "layoutlm",
     "lxmert",
     "megatron-bert",
@@ -89,10 +98,13 @@ class TextTokenizer:
     """Tokenizes with the files of a folder. Worker threads share one TextTokenizer. `windows`
     changes its truncation, so a client uses either `windows` or `encode`."""
 
-    def __init__(self, folder: Path, max_length: int, strategy: str = "longest_first") -> None:
+    def __init__(
+        self, folder: Path, max_length: int, strategy: str = "longest_first", multiple: int = 1
+    ) -> None:
         """Read the folder. `max_length` 0 means the model's own limit; `strategy` is the tokenizers
-        library's name for the way in which a pair is truncated. Raise ConfigError if the folder has
-        no tokenizer that can be read."""
+        library's name for the way in which a pair is truncated; rows are padded to a `multiple` of
+        tokens. Raise ConfigError if the folder has no tokenizer that can be read."""
+        self.multiple = multiple
         self.config = _read_json(folder / "config.json")
         # an embedding's prompts, or the function that a CrossEncoder applies to its scores
         self.sentence_transformers = _read_json(folder / "config_sentence_transformers.json")
@@ -107,8 +119,6 @@ class TextTokenizer:
             self.settings |= {
                 **loaded.special_tokens_map,
                 "model_input_names": loaded.model_input_names,
-            }
-            self.settings |= {
                 "model_max_length": loaded.model_max_length,
                 "truncation_side": loaded.truncation_side,
             }
@@ -142,9 +152,7 @@ class TextTokenizer:
         text = token["content"] if isinstance(token, dict) else token
         return text, self.tokenizer.token_to_id(text)
 
-    def encode(
-        self, texts: Sequence[Text], multiple: int, owners: Sequence[int] | None = None
-    ) -> Tensors:
+    def encode(self, texts: Sequence[Text], owners: Sequence[int] | None = None) -> Tensors:
         """Return the inputs for n texts or pairs: INT64 [n, longest rounded up to `multiple`],
         padded on the right. `owners` [n] says which instance each text comes from, if the instances
         are not the texts themselves.
@@ -171,7 +179,7 @@ class TextTokenizer:
                     count = max(count, self.max_length + 1)
                 counts.append(count)
                 rows.append((encoding.ids, encoding.type_ids))
-        return self._padded(rows, owners, multiple, self.max_length) | {
+        return self._padded(rows, owners or range(len(texts)), self.max_length) | {
             "num_tokens": np.array(counts, np.int64)
         }
 
@@ -194,15 +202,14 @@ class TextTokenizer:
         return max(len(text) - self.max_characters, 0)
 
     def _portions(self, texts: Sequence[Text]) -> Iterator[Sequence[Text]]:
-        """Yield the texts in portions, each with about PORTION characters to read."""
-        if len(texts) * self.max_characters <= PORTION:
-            yield texts
-            return
+        """Yield the texts in portions, each with about PORTION characters to read. A longer text is
+        cut to one character more than that."""
         portion: list[Text] = []
         characters = 0
         for text in texts:
-            portion.append(self._parts(text, self.max_characters + 1))
-            characters += len("".join(portion[-1]))
+            part = self._parts(text, self.max_characters + 1)
+            portion.append(part)
+            characters += len("".join(part))
             if characters >= PORTION:
                 yield portion
                 portion = []
@@ -216,12 +223,11 @@ class TextTokenizer:
         which takes 10 s for two texts of 20,000 hash signs."""
         if isinstance(text, str):
             return text
-        first, second = (self._short(half, measured) for half in text)
-        return first, second
-
-    def _short(self, half: str, measured: Measured) -> str:
-        is_short = len(half) <= SHORT * self.max_length
-        return half if is_short else self._measure(half, measured)[1]
+        halves = []
+        for half in text:
+            is_short = len(half) <= SHORT * self.max_length
+            halves.append(half if is_short else self._measure(half, measured)[1])
+        return halves[0], halves[1]
 
     def _measure(self, text: str, measured: Measured) -> tuple[int, str]:
         """Return how many tokens a text of a pair has, and a part of it with at most twice as many
@@ -254,27 +260,20 @@ class TextTokenizer:
         return special + sum(self._measure(half, measured)[0] for half in text)
 
     def _padded(
-        self,
-        rows: Sequence[tuple[list[int], list[int]]],
-        owners: Sequence[int] | None,
-        multiple: int,
-        limit: int,
+        self, rows: Sequence[tuple[list[int], list[int]]], owners: Sequence[int], limit: int
     ) -> Tensors:
         """Return the inputs for rows of (token ids, token types), padded to at most `limit`
         tokens."""
         longest = max(len(ids) for ids, _ in rows)
-        padded = math.ceil(longest / multiple) * multiple
+        padded = math.ceil(longest / self.multiple) * self.multiple
         shape = (len(rows), min(padded, limit))
-        tokens = np.zeros(shape, np.int64)
-        if self.pad_id:
-            tokens.fill(self.pad_id)
+        tokens = np.full(shape, self.pad_id, np.int64)
         mask = np.zeros(shape, np.int64)
         types = np.zeros(shape, np.int64)
         for index, (ids, type_ids) in enumerate(rows):
             size = len(ids)
             if not size:
-                instance = owners[index] if owners else index
-                raise DecodingError("the text has no tokens", instance=instance)
+                raise DecodingError("the text has no tokens", instance=owners[index])
             tokens[index, :size] = ids
             mask[index, :size] = 1
             if self.has_types:
@@ -282,7 +281,7 @@ class TextTokenizer:
         return {"input_ids": tokens, "attention_mask": mask, "token_type_ids": types}
 
     def windows(
-        self, texts: Sequence[Text], length: int, stride: int, multiple: int, every: bool = True
+        self, texts: Sequence[Text], length: int, stride: int, every: bool = True
     ) -> Tensors:
         """Cut texts, or the second text of pairs, into windows of `length` tokens, each with the
         pair's first text. Neighbors share `stride` tokens. Return the rows of all windows, or of
@@ -299,10 +298,10 @@ class TextTokenizer:
         for index, text in enumerate(texts):
             check_time()
             try:
-                cut = self._cut(text, length, stride, every)
+                cut, count = self._cut(text, length, stride, every)
             except ValueError as err:
                 raise DecodingError(str(err), instance=index) from err
-            counts.append(self._count_of_windows(cut, stride, not isinstance(text, str)))
+            counts.append(count)
             used = cut if every else cut[:1]
             if index and len(encodings) + len(used) > MOST_ROWS:
                 raise TooManyRows(index)
@@ -311,18 +310,16 @@ class TextTokenizer:
             owners += [index] * len(used)
         held = np.empty(len(encodings), np.object_)
         held[:] = encodings
-        return self._padded(
-            [(row.ids, row.type_ids) for row in encodings], owners, multiple, length
-        ) | {
+        return self._padded([(row.ids, row.type_ids) for row in encodings], owners, length) | {
             "encodings": held,
             "owners": np.array(owners),
             "num_tokens": np.array(counts),
             "truncated": np.array(truncated),
         }
 
-    def _cut(self, text: Text, length: int, stride: int, every: bool) -> list[Encoding]:
-        """Return the windows of a text. Raise ValueError if the text is too long, or a window has
-        no room for it."""
+    def _cut(self, text: Text, length: int, stride: int, every: bool) -> tuple[list[Encoding], int]:
+        """Return the windows of a text and its number of tokens. Raise ValueError if the text is
+        too long, or a window has no room for it."""
         if isinstance(text, str) and not every:
             text = self.part(text, self.max_characters)
         characters = len("".join(text))
@@ -335,24 +332,15 @@ class TextTokenizer:
         with self._windows:
             self.tokenizer.no_truncation()
             lengths = [len(self._encoded(each, special=False)) for each in texts]
-            special = self.tokenizer.num_special_tokens_to_add(is_pair)
-            room = length - special - sum(lengths[:-1])
+            count = sum(lengths) + self.tokenizer.num_special_tokens_to_add(is_pair)
+            room = length - count + lengths[-1]
             _check_windows(lengths[-1], room, stride, MOST_ROWS if every else PORTION)
             strategy = "only_second" if is_pair else "longest_first"
             self.tokenizer.enable_truncation(
                 length, stride=stride, strategy=strategy, direction=self.direction
             )
             whole = self._encoded(text)
-        return [whole, *whole.overflowing]
-
-    def _count_of_windows(self, windows: Sequence[Encoding], stride: int, is_pair: bool) -> int:
-        """Count the tokens of the whole text. Tokens that windows share count once."""
-        repeated = self.tokenizer.num_special_tokens_to_add(is_pair)  # tokens that every window has
-        if is_pair:
-            repeated += windows[0].sequence_ids.count(0)
-        own = sum(len(window) - repeated for window in windows)
-        shared = stride * (len(windows) - 1)
-        return repeated + own - shared
+        return [whole, *whole.overflowing], count
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
         """Return the text of token ids."""
@@ -370,14 +358,14 @@ def load_with_transformers(folder: Path) -> Any:
     package, or has no `backend_tokenizer`."""
     for file in ("tokenizer_config.json", "config.json"):
         code = _read_json(folder / file).get("auto_map") or {}
-        if (file == "tokenizer_config.json" and isinstance(code, list)) or "AutoTokenizer" in code:
+        if isinstance(code, list) or "AutoTokenizer" in code:
             reason = (
                 f"has a tokenizer with code of its own (auto_map in {file}), which is never run"
             )
             raise ConfigError(folder, reason, REMEDY)
     # the import below reads these variables
-    for name, value in (("HF_HUB_OFFLINE", "1"), ("TRANSFORMERS_VERBOSITY", "error")):
-        os.environ.setdefault(name, value)
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     from transformers import AutoTokenizer
 
     try:
@@ -407,7 +395,7 @@ def _why_not(folder: Path, error: Exception) -> str:
     return f"has no tokenizer.json, and transformers cannot make a tokenizer of its files ({text})"
 
 
-def _gives_types(settings: Mapping[str, Any], config: Mapping[str, Any]) -> bool:
+def _gives_types(settings: Values, config: Values) -> bool:
     """Return whether transformers gives the network token types; otherwise the network gets zeros.
     It depends on model_input_names, or else on the tokenizer's class, or else on the model type."""
     if names := settings.get("model_input_names"):

@@ -7,7 +7,7 @@ import pytest
 from tritonclient.grpc import InferenceServerClient
 
 from backends.install import install
-from tests.backends.onnx_models import write_repository
+from tests.backends.onnx_models import SIX, write_repository
 from tests.backends.triton_process import Server, serving, shared_memory
 
 
@@ -31,7 +31,7 @@ def server(
 ) -> Iterator[Server]:
     """Serve every model of onnx_models.py that can be loaded. The models named bad_* fail."""
     log = tmp_path_factory.mktemp("log") / "triton.log"
-    with serving(repository, backends, log, "--backend-config=default-max-batch-size=6") as running:
+    with serving(repository, backends, log, **SIX) as running:
         yield running
         assert shared_memory(running.process)
     assert not shared_memory(running.process)

@@ -124,6 +124,8 @@ def reference(file: bytes | str, feed: Arrays) -> Arrays:
     return dict(zip(names, session.run(names, feed), strict=True))
 
 
+# makes 6 the default of max_batch_size
+SIX = {"SAGEMAKER_TRITON_ADDITIONAL_ARGS": "--backend-config=default-max-batch-size=6"}
 OTHER_FILENAME = "net.onnx"
 PLATFORM = 'platform: "onnxruntime_onnx"\n'
 ONE = "instance_group [{ kind: KIND_CPU, count: 1 }]\n"

@@ -1,6 +1,7 @@
 """The installation of Triton's backends, from the real package into temporary folders."""
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -13,9 +14,8 @@ PYTHON = {"libtriton_python.so", "triton_python_backend_utils.py", STUB}
 
 
 def files(folder: Path) -> dict[str, int]:
-    return {
-        str(p.relative_to(folder)): p.stat().st_mtime_ns for p in folder.rglob("*") if p.is_file()
-    }
+    """Return the mode of each file."""
+    return {str(p.relative_to(folder)): p.stat().st_mode for p in folder.rglob("*") if p.is_file()}
 
 
 def test_install_the_python_backend_and_ours_as_copies(tmp_path: Path) -> None:
@@ -34,32 +34,28 @@ def test_install_the_python_backend_and_ours_as_copies(tmp_path: Path) -> None:
     assert not [path for path in folder.iterdir() if path.name.startswith(".")]
 
 
-def test_write_nothing_if_nothing_changed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("damage", ["none", "added", "link", "mode", "folder", "dangling"])
+def test_replace_a_backend_and_keep_others(tmp_path: Path, damage: str) -> None:
     install(tmp_path)
     (tmp_path / "tensorrt").mkdir()  # of somebody else
     (tmp_path / "tensorrt" / "libtriton_tensorrt.so").touch()
     before = files(tmp_path)
-    assert install(tmp_path) == []
-    assert files(tmp_path) == before
-
-
-@pytest.mark.parametrize("damage", ["changed", "missing", "added", "link", "mode"])
-def test_replace_a_backend_that_differs(tmp_path: Path, damage: str) -> None:
-    install(tmp_path)
     model = tmp_path / "onnxruntime" / "model.py"
-    if damage in {"missing", "link"}:
-        model.unlink()
     if damage == "link":
-        model.symlink_to(own_backends()["onnxruntime"]["model.py"])
+        model.unlink()
+        model.symlink_to(OURS / "onnxruntime/model.py")
     elif damage == "added":
         model.with_name("left_over.py").touch()
     elif damage == "mode":
         model.chmod(0o600)
-    elif damage == "changed":
-        model.write_text("")
-    assert install(tmp_path) == ["onnxruntime"]
-    assert install(tmp_path) == []
-    assert not model.is_symlink()
+    elif damage in {"folder", "dangling"}:
+        shutil.rmtree(model.parent)
+        target = OURS / "onnxruntime" if damage == "folder" else tmp_path / "nowhere"
+        model.parent.symlink_to(target)
+    install(tmp_path)
+    assert files(tmp_path) == before
+    assert (OURS / "onnxruntime/model.py").is_file()
+    assert not model.is_symlink() and not model.parent.is_symlink()
 
 
 def test_name_a_python_without_a_stub_and_the_supported_ones(tmp_path: Path) -> None:

@@ -73,7 +73,7 @@ def test_cut_long_texts_of_a_pair_without_changing_its_tokens(
     tokenizer = TextTokenizer(folder / "tokenizer", 0)
     tokenizer.direction = side
     tokenizer.tokenizer.enable_truncation(LIMIT, strategy="longest_first", direction=side)
-    tensors = tokenizer.encode([pair, pair], 1)
+    tensors = tokenizer.encode([pair, pair])
     assert tensors["input_ids"].tolist() == [library.encode(*pair).ids] * 2
     assert tensors["num_tokens"].tolist() == [len(whole)] * 2
 
@@ -114,8 +114,8 @@ LATE: dict[str, Callable[[Path], Any]] = {
     "boxes": lambda _: nms(BOXES, np.ones(1), np.zeros(1, int), 0.5, 1),
     "outlines": lambda _: outlines(*MASKS),
     "an image": lambda _: IMAGE.from_bytes(PNG, Limits()),
-    "texts": lambda folder: TextTokenizer(folder / "tokenizer", 0).encode(["a"], 1),
-    "windows": lambda folder: TextTokenizer(folder / "tokenizer", 0).windows(["a"], 8, 2, 1),
+    "texts": lambda folder: TextTokenizer(folder / "tokenizer", 0).encode(["a"]),
+    "windows": lambda folder: TextTokenizer(folder / "tokenizer", 0).windows(["a"], 8, 2),
 }
 
 
@@ -190,8 +190,8 @@ class Noted:
 def test_tokenize_without_holding_the_gil(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The library's `encode` holds it, and all other requests of the worker would wait."""
     read: list[Callable[[TextTokenizer], Tensors]] = [
-        lambda tokenizer: tokenizer.windows([("a", "b " * 100)], LIMIT, 2, 1),
-        lambda tokenizer: tokenizer.encode([("a " * 500, "b " * 500)], 1),
+        lambda tokenizer: tokenizer.windows([("a", "b " * 100)], LIMIT, 2),
+        lambda tokenizer: tokenizer.encode([("a " * 500, "b " * 500)]),
     ]
     for tokens in read:
         tokenizer = TextTokenizer(folder / "tokenizer", 0)

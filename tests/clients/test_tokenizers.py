@@ -117,12 +117,12 @@ def test_get_ids_and_offsets_of_autotokenizer(save: Callable[[Path], None], tmp_
         expected = theirs(
             asked, truncation=True, max_length=LENGTH, padding=True, return_tensors="np"
         )
-        got = ours.encode(asked, 1)
+        got = ours.encode(asked)
         for name, values in expected.items():
             assert np.array_equal(got[name], values), name
-    assert len({tuple(row) for row in ours.encode(texts(), 1)["input_ids"].tolist()}) > 150
+    assert len({tuple(row) for row in ours.encode(texts())["input_ids"].tolist()}) > 150
     for text in texts():
-        encodings = ours.windows([text], LENGTH, STRIDE, 1)["encodings"]
+        encodings = ours.windows([text], LENGTH, STRIDE)["encodings"]
         cut = {"truncation": True, "max_length": LENGTH, "stride": STRIDE}
         windows = theirs(text, return_overflowing_tokens=True, return_offsets_mapping=True, **cut)
         assert [encoding.ids for encoding in encodings] == windows["input_ids"]
@@ -136,7 +136,7 @@ def test_get_the_same_from_tokenizer_json_without_transformers(
     save(tmp_path)
     code = (
         "import json, sys, pathlib; from clients._text.tokenizer import TextTokenizer\n"
-        "rows = TextTokenizer(pathlib.Path(sys.argv[1]), 48).encode(json.load(sys.stdin), 1)\n"
+        "rows = TextTokenizer(pathlib.Path(sys.argv[1]), 48).encode(json.load(sys.stdin))\n"
         "print(json.dumps([rows['input_ids'].tolist(), 'transformers' in sys.modules]))"
     )
 

@@ -144,7 +144,7 @@ def test_read_a_vocabulary_without_tokenizer_json_in_the_image(image: str) -> No
         "os.mkdir('/tmp/tokenizer')\nfor name in ('vocab.txt', 'config.json'):\n"
         "    shutil.copy(f'/opt/program/model_repository/bert/tokenizer/{name}', "
         "'/tmp/tokenizer')\nprint(TextTokenizer(pathlib.Path('/tmp/tokenizer'), "
-        "0).encode(['hello world'], 1)['input_ids'].tolist())"
+        "0).encode(['hello world'])['input_ids'].tolist())"
     )
     assert run_python(image, code).strip() == "[[101, 7592, 2088, 102]]"
 
