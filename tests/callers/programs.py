@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 TEXTS = ["A man is eating food.", "Zwei Sätze. Und noch einer!", ""]
-MANY = [*["a"] * 999, TEXTS[0]]
+MANY = [*["a"] * 199, TEXTS[0]]
 TOO_MANY = ["a"] * 2_049  # for one request of OpenAI's API
 QUERY = "the cat"
 DOCUMENTS = ["the dog ran", "the cat sat on the mat", "the moon is blue", "quick"]

@@ -9,8 +9,7 @@ import pytest
 
 from tests.callers import programs
 from tests.callers.programs import DOCUMENTS, MANY, PROGRAMS, QUERY, TEXTS, TOP
-from tests.callers.recorded import EMBEDDINGS, RANKINGS, Recorded
-from tests.endpoint.test_other_apis import answer, make_models, predicted
+from tests.endpoint.test_other_apis import make_models, predicted
 from tests.support.callers import run_caller
 from tests.support.harness import FP32, Server, b64, module_server
 
@@ -169,21 +168,3 @@ def fields(
 def test_run_every_program() -> None:
     text = Path(__file__).read_text(encoding="utf-8")
     assert [name for name in PROGRAMS if f'run("{name}", server)' not in text] == []
-
-
-def reading(server: Server, recorded: Recorded) -> Any:
-    reply = server.post(recorded.path, json=recorded.body, headers=recorded.headers)
-    return recorded.read(answer(reply))
-
-
-@pytest.mark.parametrize("name", EMBEDDINGS)
-def test_answer_recorded_embeddings(server: Server, name: str) -> None:
-    vectors, tokens = reading(server, EMBEDDINGS[name])
-    wanted = predicted(server, "bert", *TEXTS)
-    np.testing.assert_allclose(vectors, [each["embedding"] for each in wanted], atol=1e-5)
-    assert tokens in (None, sum(each["tokens"] for each in wanted))
-
-
-@pytest.mark.parametrize("name", RANKINGS)
-def test_answer_recorded_rankings(server: Server, name: str) -> None:
-    assert reading(server, RANKINGS[name]) == ranking(server)

@@ -111,7 +111,7 @@ def multi(folder: Path, archives: Path) -> Native:
     return Native(folder, folder / "dummy", options, view=view, SAGEMAKER_MULTI_MODEL="true")
 
 
-def generating(folder: Path, repository: Path, model: str) -> Native:
+def generating(folder: Path, repository: Path, *models: str) -> Native:
     """Start Triton's HTTP endpoint. The SageMaker endpoint of newer versions calls its generate for
     /invocations."""
     options = [
@@ -119,7 +119,6 @@ def generating(folder: Path, repository: Path, model: str) -> Native:
         "--http-port=PORT",
         "--allow-grpc=false",
         "--allow-metrics=false",
+        *(f"--load-model={model}" for model in models),
     ]
-    return Native(
-        folder, repository, [*options, f"--load-model={model}"], health="/v2/health/ready"
-    )
+    return Native(folder, repository, options, health="/v2/health/ready")

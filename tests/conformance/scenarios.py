@@ -1,4 +1,7 @@
-"""Start both servers in the same mode with the same models, and name the rows to send to them."""
+"""Start both servers in the same mode with the same models, and name the rows to send to them.
+
+Scenarios run in parallel. The parts of a scenario share servers.
+"""
 
 import secrets
 import shutil
@@ -14,34 +17,48 @@ from tests.conformance.multi import make_archives
 from tests.conformance.native import PLATFORM
 from tests.support.harness import Server
 
+Sides = tuple[Side, Side]  # native's and ours
+
+
+@dataclass(frozen=True)
+class Part:
+    title: str
+    rows: Sequence[Row]
+
 
 @dataclass(frozen=True)
 class Scenario:
-    """`start` yields the two sides and stops them at the end. `seconds` is roughly its duration."""
+    """`start` yields the two sides of each part, and stops the servers at the end. `seconds` is
+    roughly its duration."""
 
     name: str
-    title: str
-    rows: Sequence[Row]
-    start: Callable[[Path], Iterator[tuple[Side, Side]]]
-    seconds: int = 8
+    parts: tuple[Part, ...]
+    start: Callable[[Path], Iterator[Sequence[Sides]]]
+    seconds: int
 
     @contextmanager
-    def started(self, folder: Path) -> Iterator[tuple[Side, Side]]:
+    def started(self, folder: Path) -> Iterator[Sequence[Sides]]:
         yield from self.start(folder)
 
 
-def _single(model: str) -> Callable[[Path], Iterator[tuple[Side, Side]]]:
-    def start(folder: Path) -> Iterator[tuple[Side, Side]]:
-        repository = _repository(folder)
-        with ExitStack() as stack:
-            theirs = native.single(folder, repository, model)
+def _single(folder: Path) -> Iterator[Sequence[Sides]]:
+    """Start a native server for each model, because it takes the default model alone."""
+    repository, models = _repository(folder), ("scale", "identity", "chain")
+    with ExitStack() as stack:
+        natives = [native.single(folder / model, repository, model) for model in models]
+        for theirs in natives:
             stack.callback(theirs.stop)
-            ours = _ours(folder, repository, stack, SAGEMAKER_TRITON_DEFAULT_MODEL_NAME=model)
-            theirs.wait_ready()
-            ours.wait_ready()
-            yield Side(theirs.port, theirs.revive), Side(ours.port)
+        loaded = {startup.DEFAULT: "scale", "SERVE_LOAD_MODELS": ",".join(models)}
+        ours = _ours(folder, repository, stack, **loaded)
+        paths = ["/invocations", *(f"/invocations?model_name={model}" for model in models[1:])]
+        yield [
+            (_native_side(theirs), Side(ours.wait_ready().port, path=path))
+            for theirs, path in zip(natives, paths, strict=True)
+        ]
 
-    return start
+
+def _native_side(theirs: native.Native, path: str = "/invocations") -> Side:
+    return Side(theirs.wait_ready().port, theirs.revive, path)
 
 
 def _repository(folder: Path) -> Path:
@@ -50,12 +67,13 @@ def _repository(folder: Path) -> Path:
 
 
 def _ours(folder: Path, repository: Path, stack: ExitStack, **variables: str) -> Server:
+    folder.mkdir(exist_ok=True)
     server = Server(folder, repository, SERVE_WORKERS="1", **variables)
     stack.callback(server.stop)
     return server
 
 
-def _multi(folder: Path) -> Iterator[tuple[Side, Side]]:
+def _multi(folder: Path) -> Iterator[Sequence[Sides]]:
     with ExitStack() as stack:
         archives, token = (
             stack.enter_context(_archives(folder)),
@@ -70,10 +88,8 @@ def _multi(folder: Path) -> Iterator[tuple[Side, Side]]:
         ours = _ours(folder, folder / "unused", stack, **own)
         theirs.wait_ready()
         ours.wait_ready()
-        yield (
-            replace(side, port=theirs.port, revive=theirs.revive, archives=PLATFORM),
-            replace(side, port=ours.port),
-        )
+        native_side = replace(side, port=theirs.port, revive=theirs.revive, archives=PLATFORM)
+        yield [(native_side, replace(side, port=ours.port))]
 
 
 @contextmanager
@@ -97,40 +113,47 @@ def _remove(archives: Path, token: str) -> None:
         shutil.rmtree(archive)
 
 
-def _generating(model: str, kind: str) -> Callable[[Path], Iterator[tuple[Side, Side]]]:
-    def start(folder: Path) -> Iterator[tuple[Side, Side]]:
-        repository = _repository(folder)
-        with ExitStack() as stack:
-            theirs = native.generating(folder, repository, model)
-            stack.callback(theirs.stop)
-            variables = {
-                "SAGEMAKER_TRITON_DEFAULT_MODEL_NAME": model,
-                "SAGEMAKER_TRITON_INFERENCE_TYPE": kind,
-            }
-            ours = _ours(folder, repository, stack, **variables)
-            theirs.wait_ready()
-            ours.wait_ready()
-            yield Side(theirs.port, theirs.revive, f"/v2/models/{model}/{kind}"), Side(ours.port)
+def _generating(folder: Path) -> Iterator[Sequence[Sides]]:
+    repository = _repository(folder)
+    with ExitStack() as stack:
+        theirs = native.generating(folder, repository, "echo", "teller")
+        stack.callback(theirs.stop)
+        both = {startup.DEFAULT: "echo", "SERVE_LOAD_MODELS": "echo,teller"}
+        plain = _ours(folder / "plain", repository, stack, **both, **{startup.KIND: "generate"})
+        stream = {startup.DEFAULT: "teller", startup.KIND: "generate_stream"}
+        streaming = _ours(folder / "streaming", repository, stack, **stream)
+        port = plain.wait_ready().port
+        yield [
+            (_native_side(theirs, "/v2/models/echo/generate"), Side(port)),
+            (
+                _native_side(theirs, "/v2/models/teller/generate_stream"),
+                Side(streaming.wait_ready().port),
+            ),
+            (
+                _native_side(theirs, "/v2/models/teller/generate"),
+                Side(port, path="/invocations?model_name=teller"),
+            ),
+        ]
 
-    return start
+
+def _starts(folder: Path) -> Iterator[Sequence[Sides]]:
+    yield [(startup.SCRIPT, Side(-1))]
 
 
-def _starts(folder: Path) -> Iterator[tuple[Side, Side]]:
-    yield startup.SCRIPT, Side(-1)
-
-
+SINGLE = (
+    Part("A single model", single.ROWS),
+    Part("Datatypes", datatypes.ROWS),
+    Part("An ensemble", datatypes.ENSEMBLE_ROWS),
+)
+GENERATING = (
+    Part("generate", generate.GENERATE),
+    Part("generate_stream", generate.STREAM),
+    Part("generate of a decoupled model", generate.MANY),
+)
 SCENARIOS = (
-    Scenario("scale", "A single model", single.ROWS, _single("scale"), 20),
-    Scenario("identity", "Datatypes", datatypes.ROWS, _single("identity")),
-    Scenario("chain", "An ensemble", datatypes.ENSEMBLE_ROWS, _single("chain")),
-    Scenario("generate", "generate", generate.GENERATE, _generating("echo", "generate")),
-    Scenario(
-        "stream", "generate_stream", generate.STREAM, _generating("teller", "generate_stream")
-    ),
-    Scenario(
-        "many", "generate of a decoupled model", generate.MANY, _generating("teller", "generate")
-    ),
-    Scenario("multi", "A multi-model endpoint", multi.ROWS, _multi, 40),
-    Scenario("start", "Start-up", startup.ROWS, _starts, 20),
-    Scenario("variables", "Start-up with variables", startup.VARIABLES, _starts, 20),
+    Scenario("single", SINGLE, _single, 30),
+    Scenario("generating", GENERATING, _generating, 15),
+    Scenario("multi", (Part("A multi-model endpoint", multi.ROWS),), _multi, 40),
+    Scenario("start", (Part("Start-up", startup.ROWS),), _starts, 20),
+    Scenario("variables", (Part("Start-up with variables", startup.VARIABLES),), _starts, 10),
 )

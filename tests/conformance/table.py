@@ -49,10 +49,12 @@ def observe() -> list[Observed]:
 
 def _run(scenario: Scenario, folder: Path) -> list[Observed]:
     folder.mkdir()
-    with scenario.started(folder) as (native, ours), ThreadPoolExecutor(2) as pool:
-        return [
-            Observed(row, *pool.map(partial(_answer, row), (native, ours))) for row in scenario.rows
-        ]
+    observed = []
+    with scenario.started(folder) as sides, ThreadPoolExecutor(2) as pool:
+        for part, both in zip(scenario.parts, sides, strict=True):
+            for row in part.rows:
+                observed.append(Observed(row, *pool.map(partial(_answer, row), both)))
+    return observed
 
 
 def _answer(row: Row, side: Side) -> str:
@@ -72,13 +74,13 @@ def render(rows: Sequence[Observed]) -> str:
 
 
 def _sections(rows: Sequence[Observed]) -> Iterator[str]:
-    for scenario in SCENARIOS:
+    for part in (part for scenario in SCENARIOS for part in scenario.parts):
         yield (
-            f"\n## {scenario.title}\n\n| Section | Behaviour | Native | Ours | Verdict "
+            f"\n## {part.title}\n\n| Section | Behaviour | Native | Ours | Verdict "
             "|\n|---|---|---|---|---|"
         )
         for row in rows:
-            if any(row.behaviour is own for own in scenario.rows):
+            if any(row.behaviour is own for own in part.rows):
                 yield _line(row)
 
 

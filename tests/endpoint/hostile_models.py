@@ -2,18 +2,19 @@
 take no time, so that what is measured is the front."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+import shutil
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 from numpy.typing import NDArray
-from onnx import TensorProto, helper, numpy_helper
+from onnx import numpy_helper
 
 from clients._text.fill_mask import POSITIONS
 from tests.endpoint.test_classification import make_echo
-from tests.support.harness import ONE_INSTANCE, ROOT, link_model, make_sleeper
+from tests.support.harness import ONE_INSTANCE, ROOT, link_model, make_sleeper, parsed
 
 BERT = ROOT / "model_repository/bert"
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
@@ -61,30 +62,27 @@ def make_text_models(repository: Path, names: Iterable[str]) -> None:
 def make_text_model(folder: Path, task: str, width: int) -> None:
     """Make a network whose scores are its token ids times some weights, with the tokenizer of the
     built-in `bert`. A compact one has scores for the masks alone."""
-    compact = [POSITIONS] if folder.name.startswith("compact") else []
-    names = [*INPUTS, *compact]
-    nodes = [
-        helper.make_node("Cast", [(compact or names)[0]], ["ids"], to=TensorProto.FLOAT),
-        helper.make_node("Unsqueeze", ["ids", "last"], ["columns"]),
-        helper.make_node("Mul", ["columns", "weights"], ["scores"]),
-    ]
-    sizes = [-1, width]
-    if task in OF_TOKENS:
-        nodes[-1].output[0] = "logits"
-    else:
-        nodes.append(helper.make_node("ReduceMean", ["scores"], ["logits"], axes=[1], keepdims=0))
-        sizes = [width]
+    names = [*INPUTS, POSITIONS] if folder.name.startswith("compact") else INPUTS
+    ids = POSITIONS if POSITIONS in names else INPUTS[0]
+    scores, mean, sizes, shape = "logits", "", [-1, width], f"batch, length, {width}"
+    if task not in OF_TOKENS:
+        scores, mean = "scores", "logits = ReduceMean <axes=[1], keepdims=0> (scores)"
+        sizes, shape = [width], f"batch, {width}"
+    inputs = ", ".join(f"int64[batch, length] {name}" for name in names)
+    graph = f"""{folder.name} ({inputs}) => (float[{shape}] logits) {{
+        floats = Cast <to=1> ({ids})
+        columns = Unsqueeze (floats, last)
+        {scores} = Mul (columns, weights)
+        {mean}
+    }}"""
     weights = np.linspace(0, 1e-4, width + 1, dtype=np.float32)[1:]
-    constants = {"last": np.array([-1]), "weights": weights}
-    save(folder, nodes, dict.fromkeys(names, TensorProto.INT64), "logits", len(sizes), constants)
-    inputs = "".join(
+    save(folder, graph, last=np.array([-1]), weights=weights)
+    declared = "".join(
         f'input {{ name: "{name}" data_type: TYPE_INT64 dims: [-1] }}\n' for name in names
     )
     output = f'output {{ name: "logits" data_type: TYPE_FP32 dims: {sizes} }}\n'
-    write_config(folder, f"max_batch_size: 32\n{inputs}{output}", client="bert", task=task)
-    for file in (BERT / "tokenizer").iterdir():
-        (folder / "tokenizer").mkdir(exist_ok=True)
-        (folder / "tokenizer" / file.name).write_bytes(file.read_bytes())
+    write_config(folder, f"max_batch_size: 32\n{declared}{output}", client="bert", task=task)
+    shutil.copytree(BERT / "tokenizer", folder / "tokenizer")
     config = folder / "tokenizer/config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {"id2label": LABELS}))
 
@@ -96,14 +94,13 @@ def make_detector(folder: Path) -> None:
     table[..., :2] = random.uniform(0, 64, (1, BOXES, 2))
     table[..., 2:4] = random.uniform(1, 32, (1, BOXES, 2))
     table[..., 4:] = random.uniform(0.1, 1, (1, BOXES, 3))
-    nodes = [
-        helper.make_node("ReduceMax", ["images"], ["most"], axes=[1, 2, 3], keepdims=1),
-        helper.make_node("Squeeze", ["most", "last"], ["rows"]),
-        helper.make_node("Mul", ["rows", "nothing"], ["zeros"]),
-        helper.make_node("Add", ["zeros", "table"], ["output0"]),
-    ]
-    constants = {"last": np.array([-1]), "nothing": np.zeros(1, np.float32), "table": table}
-    save(folder, nodes, {"images": TensorProto.FLOAT}, "output0", 2, constants, [3, 64, 64])
+    graph = f"""boxes (float[batch, 3, 64, 64] images) => (float[batch, {BOXES}, 7] output0) {{
+        most = ReduceMax <axes=[1, 2, 3], keepdims=1> (images)
+        rows = Squeeze (most, last)
+        zeros = Mul (rows, nothing)
+        output0 = Add (zeros, table)
+    }}"""
+    save(folder, graph, last=np.array([-1]), nothing=np.zeros(1, np.float32), table=table)
     tensors = (
         'input { name: "images" data_type: TYPE_FP32 dims: [3, 64, 64] }\n'
         f'output {{ name: "output0" data_type: TYPE_FP32 dims: [{BOXES}, 7] }}\n'
@@ -113,8 +110,7 @@ def make_detector(folder: Path) -> None:
 
 def make_table(folder: Path) -> None:
     """Make a table of 100 columns, whose predictions are its rows."""
-    nodes = [helper.make_node("Identity", ["x"], ["y"])]
-    save(folder, nodes, {"x": TensorProto.FLOAT}, "y", 1, {}, [100])
+    save(folder, "table (float[batch, 100] x) => (float[batch, 100] y) { y = Identity (x) }")
     tensors = (
         'input { name: "x" data_type: TYPE_FP32 dims: [100] }\n'
         'output { name: "y" data_type: TYPE_FP32 dims: [100] }\n'
@@ -122,28 +118,13 @@ def make_table(folder: Path) -> None:
     write_config(folder, f"max_batch_size: 32\n{tensors}", client="table")
 
 
-def save(
-    folder: Path,
-    nodes: list[onnx.NodeProto],
-    inputs: Mapping[str, int],
-    output: str,
-    rank: int,
-    constants: Mapping[str, NDArray[Any]],
-    shape: Sequence[Any] = ("length",),
-) -> None:
-    """Save a network; `shape` is that of its inputs and `rank` its output's, both without the
-    batch dimension."""
-    sizes = ["batch", *shape]
-    graph = helper.make_graph(
-        nodes,
-        folder.name,
-        [helper.make_tensor_value_info(name, kind, sizes) for name, kind in inputs.items()],
-        [helper.make_tensor_value_info(output, TensorProto.FLOAT, [None] * (rank + 1))],
-        [numpy_helper.from_array(array, name) for name, array in constants.items()],
-    )
+def save(folder: Path, graph: str, **constants: NDArray[Any]) -> None:
+    """Save a network whose graph names these constants."""
+    model = parsed(graph)
+    for name, array in constants.items():
+        model.graph.initializer.append(numpy_helper.from_array(array, name))
     (folder / "1").mkdir(parents=True)
-    opset = [helper.make_opsetid("", 17)]
-    onnx.save(helper.make_model(graph, opset_imports=opset, ir_version=8), folder / "1/model.onnx")
+    onnx.save(model, folder / "1/model.onnx")
 
 
 def write_config(folder: Path, text: str, **parameters: str) -> None:

@@ -2,7 +2,6 @@
 
 import io
 import shutil
-import tarfile
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -13,7 +12,6 @@ import tritonclient.grpc as grpcclient
 from PIL import Image
 from tritonclient.grpc import InferenceServerClient
 
-from build_engines.__main__ import main
 from serving.codecs.formats import to_rgb
 from tests.backends.triton_process import infer
 from tests.support.digits import held_out_pages
@@ -94,23 +92,3 @@ def test_send_a_raw_image_and_get_the_likeliest_classes(server: Server) -> None:
 def test_blame_the_caller_for_an_undecodable_image(server: Server, cut: int) -> None:
     reply = server.post("/invocations?model_name=image_classes", data=PHOTO[:cut])
     assert reply.status_code == 400
-
-
-def test_load_the_archive_of_an_ensemble(server: Server, repository: Path, tmp_path: Path) -> None:
-    named = ["--repository", str(repository), "--out", str(tmp_path), "--copies", "1"]
-    assert main(["archive", "image_classes", *named]) == 0
-    root, target = tmp_path / "models", "image_classes-0.tar.gz"
-    with tarfile.open(tmp_path / target) as archive:
-        archive.extractall(root / "0" / "model", filter="data")
-    (tmp_path / "empty").mkdir()
-    variables = {"SAGEMAKER_MULTI_MODEL": "true", "SERVE_MODEL_REPOSITORY": str(root), **FP32}
-    multi = Server(tmp_path, tmp_path / "empty", **variables).wait_ready()
-    try:
-        expected = server.post("/invocations?model_name=image_classes", data=PHOTO).json()
-        body = {"model_name": "opaque", "url": str(root / "0" / "model")}
-        loaded = multi.post("/models", json=body, headers={"X-Amzn-SageMaker-Target-Model": target})
-        assert loaded.status_code == 200, loaded.text
-        reply = multi.post("/models/opaque/invoke", data=PHOTO).json()
-        assert reply["predictions"] == expected["predictions"]
-    finally:
-        assert multi.stop() == 0

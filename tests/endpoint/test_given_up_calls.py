@@ -180,19 +180,6 @@ def test_keep_the_limit_after_requests_with_a_broken_picture(server: Server) -> 
     assert_all_regions_are_free(server)
 
 
-def test_bound_waiting_regions_and_send_further_tensors_over_grpc(server: Server) -> None:
-    with busy(server, "total"), ThreadPoolExecutor(1) as pool:
-        leave(server, "total", MOST_WAITING)
-        waiting = set(regions(server))
-        leave(server, "total", 4)
-        assert set(regions(server)) == waiting
-        assert total(ask(server, "other", 5)) == 5
-        in_time = pool.submit(totals, server, "total", 4)
-        (server.run_dir.parent / "gate").touch()
-    assert [total(reply) for reply in in_time.result()] == [*range(4)]
-    assert_all_regions_are_free(server)
-
-
 def test_free_waiting_regions_with_a_new_tritonserver(server: Server) -> None:
     with busy(server, "total"):
         leave(server, "total", MOST_WAITING)

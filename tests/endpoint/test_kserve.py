@@ -257,15 +257,6 @@ def test_return_the_caller_s_request_id_from_generate(server: Server) -> None:
     assert reply.headers["Content-Type"].startswith("text/event-stream")
 
 
-def test_use_the_error_codes_of_invocations(server: Server) -> None:
-    for model, status, code in (
-        ("nobody", 404, "model_not_found"),
-        ("scale", 400, "invalid_request"),
-    ):
-        reply = server.post(f"/v2/models/{model}/infer", json={"inputs": []})
-        expect_error(reply, status, code)
-
-
 # Triton ignores a key that it does not know; we refuse it
 BODY = b'{"redy": true}'
 FORBIDDEN = """

@@ -146,19 +146,6 @@ def test_return_the_region_of_a_failed_call_once(server: Server) -> None:
     test_answer_concurrent_callers_with_their_own_results(server)
 
 
-def test_use_new_regions_with_a_new_tritonserver(server: Server) -> None:
-    ends(server, 3)
-    before = set(regions(server))
-    server.replace("tritonserver")
-    server.wait_ready()
-    assert [ends(server, number) for number in (4, 5, 6)] == [
-        [[4.0, 4.0]],
-        [[5.0, 5.0]],
-        [[6.0, 6.0]],
-    ]
-    assert before.isdisjoint(regions(server))
-
-
 def test_leave_no_shared_memory_of_a_killed_worker(server: Server) -> None:
     ends(server, 7)
     old, killed = regions(server), worker(server)

@@ -279,23 +279,6 @@ def test_give_ids_in_lines_of_tensors_the_model_s_datatype_too(server: Server) -
     assert server.pid("tritonserver") == pid
 
 
-@pytest.mark.parametrize("length", [0, 1, 32, 124, 125, 127, 129])
-def test_refuse_a_string_as_id_that_triton_would_misread(server: Server, length: int) -> None:
-    parameters = {"sequence_id": "x" * length, "sequence_start": True, "sequence_end": True}
-    reply = server.post(params={"model_name": "named_summer"}, json=tensors(1, **parameters))
-    expect_error(reply, 400, "invalid_request", "128")
-
-
-def test_refuse_a_sequence_id_beyond_the_model_s_datatype(server: Server) -> None:
-    params = {"model_name": "direct_summer"}
-    first = server.post(params=params, json=tensors(1, sequence_id=5, sequence_start=True))
-    assert total(first) == 1
-    for number in (2**32 + 5, 2**31, -(2**31) - 1):
-        reply = server.post(params=params, json=tensors(1, sequence_id=number))
-        expect_error(reply, 400, "invalid_request")
-    assert total(server.post(params=params, json=tensors(1, sequence_id=5, sequence_end=1))) == 2
-
-
 @pytest.mark.parametrize("way", [way for way in ways("", {}) if "stream" not in way])
 @pytest.mark.parametrize(
     ("model", "own_id"),
@@ -318,15 +301,6 @@ def test_give_kserve_sequence_ids_the_model_s_datatype(
         document = reply.json()
         outputs = {output["name"]: output["data"][0] for output in document.get("outputs", [])}
         assert (outputs or document)["total"] == number
-
-
-def test_ignore_sequence_parameters_of_a_model_without_sequences(server: Server) -> None:
-    inputs = [tensor([2])]
-    parameters = {"sequence_id": "x" * 300, "sequence_start": "x", "sequence_end": 5}
-    reply = server.post(
-        params={"model_name": "scale"}, json={"inputs": inputs, "parameters": parameters}
-    )
-    assert reply.status_code == 200, reply.text
 
 
 def test_keep_the_sessions_of_many_callers_separate(server: Server) -> None:

@@ -217,26 +217,11 @@ def test_answer_a_mistake_before_the_first_response_normally(
     assert words in reply.json()["error"]
 
 
-@pytest.mark.parametrize(
-    "parameters",
-    [
-        {"priority": "high"},
-        {"priority": -1},
-        {"timeout": 1.5},
-        {"timeout": -1},
-        {"timeout": 2**63 - 1},
-        {"triton_enable_empty_final_response": 1},
-        {"triton_other": True},
-        {"a": "b\0c"},
-    ],
-)
-@pytest.mark.parametrize("in_body", [True, False], ids=["beside the inputs", "in parameters"])
-def test_refuse_a_parameter_that_triton_does_not_accept(
-    server: Server, parameters: dict[str, Any], in_body: bool
-) -> None:
-    more = parameters if in_body else {"parameters": parameters}
-    reply = ask(server, "teller", {"text_input": "one", **more}, **EVENTS)
-    expect_error(reply, 400, "invalid_request", next(iter(parameters)))
+def test_refuse_a_parameter_that_triton_does_not_accept(server: Server) -> None:
+    wrong = {"timeout": -1}
+    for more in (wrong, {"parameters": wrong}):
+        reply = ask(server, "teller", {"text_input": "one", **more}, **EVENTS)
+        expect_error(reply, 400, "invalid_request", "timeout")
 
 
 def test_say_how_to_call_a_decoupled_model(server: Server) -> None:

@@ -16,8 +16,6 @@ import requests
 from build_engines.build import build
 from build_engines.request import Request
 from tests.build_engines import trained
-from tests.build_engines.drawn import Drawn, drawn
-from tests.build_engines.families.test_drawn_tables import SEED, check_answers
 from tests.build_engines.trained import Trained
 from tests.support.harness import Server, expect_error, npy, wait_until
 
@@ -32,19 +30,13 @@ MODELS = {
     "letters": trained.letters,
     "ages": trained.ages,
 }
-# of the drawn pipelines one of each library, with steps
-DRAWN = {"drawn_1": 1, "drawn_9": 9, "drawn_13": 13, "drawn_17": 17}
 CSV = {"Content-Type": "text/csv"}
 
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Trained]:
     folder = tmp_path_factory.mktemp("trained")
-    made = {name: make(folder) for name, make in MODELS.items()}
-    for name, number in DRAWN.items():
-        pipeline = drawn(SEED, number)
-        made[name] = trained.saved(pipeline.model, folder / f"{name}.joblib", pipeline.rows)
-    return made
+    return {name: make(folder) for name, make in MODELS.items()}
 
 
 @pytest.fixture(scope="module")
@@ -91,14 +83,6 @@ def test_answer_the_calls_in_the_log(server: Server, models: Mapping[str, Traine
 
 def text_of(rows: pd.DataFrame, header: bool = False) -> str:
     return str(rows.to_csv(index=False, header=header))
-
-
-@pytest.mark.parametrize("name", DRAWN)
-def test_serve_a_drawn_pipeline_with_the_answers_of_its_library(
-    name: str, server: Server, models: Mapping[str, Trained]
-) -> None:
-    pipeline = Drawn(name, models[name].model, models[name].rows)
-    check_answers(pipeline, predictions(ask(server, name, {"instances": pipeline.lists})))
 
 
 def test_widen_fp32_tensors_for_a_table_of_fp64(

@@ -87,8 +87,3 @@ def test_serve_the_onnx_file_without_a_gpu_if_cpu_pbtxt_says_so(
     reply = server.post(params={"model_name": "scale"}, json=TENSORS)
     server.stop()
     assert reply.json()["outputs"][0]["data"] == [2.0, 4.0]
-    make_foreign(models, "only_a_plan")
-    server = start(tmp_path / "second", models, SERVE_DEVICE="cpu")
-    assert server.wait_ended() == 1
-    last = str(server.entries("serve")[-1]["message"])
-    assert all(word in last for word in ("only_a_plan", *REMEDIES))

@@ -8,7 +8,6 @@ import pytest
 
 from tests.model_lifecycle.test_multimodel import CONFIG, Container
 from tests.support.harness import EXITS, Server, expect_error, tensor, wait_until
-from tests.support.load import Load
 
 pytestmark = pytest.mark.stack
 
@@ -80,14 +79,3 @@ def test_serve_a_refused_archive_after_another_load(running: Container) -> None:
     wait_until(refused, "it is refused")
     assert running.server.ping() == 200 and serves(running, "sound")
     reloads(running, "bad")
-
-
-def test_answer_503_to_calls_in_flight_when_tritonserver_ends(running: Container) -> None:
-    with Load(lambda _: running.invoke("sound", json={"inputs": [tensor([1])]}), callers=8) as load:
-        wait_until(lambda: load.answers["200"] > 10, "a first load of 200s")
-        running.server.replace("tritonserver")
-        running.server.wait_ready()
-        wait_until(
-            lambda: serves(running, "sound") and serves(running, "bad"), "both are served again"
-        )
-    assert {answer.split()[0] for answer in load.answers} == {"200", "503"}, load.answers

@@ -277,34 +277,6 @@ def test_answer_507_without_trying_if_a_model_does_not_fit_now(running: Containe
     expect_error(running.get("/large"), 404, "model_not_loaded")
 
 
-def test_answer_400_for_instances_that_would_exhaust_the_machine(running: Container) -> None:
-    make_model(running.path("many") / "net")
-    (running.path("many") / "net/config.pbtxt").write_text(CONFIG.replace("count: 1", "count: 257"))
-    expect_error(running.load("many", "many"), 400, "load_failed", "257 instances", "256")
-
-
-def test_answer_400_for_an_archive_with_a_link_to_a_fifo(running: Container) -> None:
-    folder = running.path("fifo") / "net"
-    make_model(folder)
-    os.mkfifo(running.path("fifo") / "pipe")
-    (folder / "labels.txt").symlink_to("../pipe")
-    reply = running.server.post("/models", json={"model_name": "fifo", "url": str(folder)})
-    expect_error(reply, 400, "invalid_request", "net/labels.txt", "neither a file")
-    assert predictions(running.invoke("first", 1)) == [{"ten": 10.0}]
-
-
-def test_read_no_file_of_the_machine_through_another_archive(running: Container) -> None:
-    for name in ("evil", "reads"):
-        make_model(running.path(name) / "net")
-    (running.path("evil") / "net/evil").symlink_to("/etc")
-    folder = running.path("reads") / "net"
-    (folder / "l").symlink_to(running.path("evil") / "net")
-    (folder / "config.pbtxt").write_text(
-        CONFIG.replace('"y"', '"y" label_filename: "l/evil/passwd"')
-    )
-    expect_error(running.load("reads", "reads"), 400, "invalid_request", "net/l leads to")
-
-
 @pytest.mark.parametrize("name", ["..", ".", "", "a/../b", "a//b", "/a", "a/", "a\nb", "n" * 1025])
 def test_refuse_a_name_that_no_path_can_have(running: Container, name: str) -> None:
     make_model(running.path("named") / "net")
@@ -502,9 +474,9 @@ def test_answer_for_loaded_models_without_the_manager(
 ) -> None:
     make_model(running.path("meanwhile") / "net", 3, label="three")
     killed = running.server.pid("manager")
-    with Load(lambda _: running.invoke("first", 1), callers=2, pause=0.05) as load:
+    with Load(lambda _: running.invoke("first", 1), callers=2, pause=0.2) as load:
         os.kill(killed, stopped)
-        wait_until(lambda: load.answers["200"] > 50, "calls")
+        wait_until(lambda: load.answers["200"] > 20, "calls")
         wait_until(lambda: running.server.pid("manager") not in (None, killed), "another manager")
         wait_until(
             lambda: running.load("meanwhile", "meanwhile").status_code in (200, 409), "it loads"

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.stack
 # a change takes seconds, and each look is a request
 wait_until = partial(harness.wait_until, pause=0.2)
 # seconds of a caller between two calls: four callers want a processor and a half without
-PAUSE = 0.1
+PAUSE = 0.25
 
 CLIENT = '''
 """A number -> its product with the model's factor, and the word in the model's folder."""
@@ -233,21 +233,14 @@ def break_weights(model: Path) -> None:
     (model / "1/model.onnx").write_bytes(b"no ONNX")
 
 
-def ask_for_many_instances(model: Path) -> None:
-    config = CONFIG + ONE_INSTANCE.replace("count: 1", "count: 100000")
-    (model / "config.pbtxt").write_text(config)
-
-
 def break_client(model: Path) -> None:
     (model / "client.py").write_text(CLIENT.replace('outputs["y"]', 'outputs["z"]'))
 
 
 BROKEN: tuple[tuple[Callable[[Path], object], str], ...] = (
     (break_weights, "product/1/model.onnx"),
-    (ask_for_many_instances, "product.* asks for 100000 instances"),
     (break_client, "product.*KeyError.*client.py"),  # its example is asked
     (lambda model: (model / "config.pbtxt").write_text("platform: onnx"), "product/config.pbtxt"),
-    (lambda model: shutil.rmtree(model / "1"), "'product' has no version"),
 )
 
 

@@ -6,46 +6,25 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import SERVED
 from tests.simulate.simulation import PLATFORMS_PINGS, Simulation
 from tests.support.harness import ROOT, link_model, wait_until
 from tests.support.streaming_models import make_reader
 
 pytestmark = pytest.mark.stack
 
-EXAMPLES = {
-    "resnet": ("example.png", "image/png"),
-    "yolov5": ("example.jpg", "image/jpeg"),
-    "bert": ("example.txt", "text/plain"),
-}
+BERT = ROOT / "model_repository/bert"
 
 
 @pytest.fixture(scope="module")
 def simulation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Simulation]:
     repository = tmp_path_factory.mktemp("model")
-    for name in SERVED:
-        link_model(ROOT / "model_repository" / name, repository)
+    link_model(BERT, repository)
     make_reader(repository)
     with Simulation(ROOT / "serve", model=repository, limits=PLATFORMS_PINGS) as running:
         assert running.endpoint.failure == ""
         yield running
         assert not running.journal.complaints.keys() - {"status"}
     assert running.journal.complaints["exit"] == running.journal.complaints["stop"] == 0
-
-
-def invoke(simulation: Simulation, model: str, body: bytes, kind: str, **arguments: Any) -> Any:
-    return simulation.client.invoke_endpoint(
-        EndpointName="desk",
-        Body=body,
-        ContentType=kind,
-        CustomAttributes=f"model_name={model}",
-        **arguments,
-    )
-
-
-def example(model: str) -> tuple[bytes, str]:
-    name, kind = EXAMPLES[model]
-    return (ROOT / "model_repository" / model / name).read_bytes(), kind
 
 
 def predictions(body: bytes) -> Any:
@@ -70,35 +49,31 @@ def test_return_the_parts_of_a_stream_as_the_model_sends_them(simulation: Simula
         assert word in b"".join(parts)
 
 
-@pytest.mark.parametrize("model", SERVED)
-def test_call_each_bundled_model_directly_as_a_stream_and_through_s3(
-    simulation: Simulation, model: str
-) -> None:
-    body, kind = example(model)
-    reply = invoke(simulation, model, body, kind, InferenceId="mine")
+def test_call_a_model_directly_as_a_stream_and_through_s3(simulation: Simulation) -> None:
+    body, attributes = (BERT / "example.txt").read_bytes(), "model_name=bert"
+    named = {"EndpointName": "desk", "ContentType": "text/plain", "CustomAttributes": attributes}
+    reply = simulation.client.invoke_endpoint(Body=body, InferenceId="mine", **named)
     whole = predictions(reply["Body"].read())
     assert len(whole) == 1
     assert reply["ResponseMetadata"]["RequestId"]
     fields = [
         reply[name] for name in ("ContentType", "InvokedProductionVariant", "CustomAttributes")
     ]
-    assert fields == ["application/json", "AllTraffic", f"model_name={model}"]
+    assert fields == ["application/json", "AllTraffic", attributes]
 
-    named = {"EndpointName": "desk", "ContentType": kind, "CustomAttributes": f"model_name={model}"}
     reply = simulation.client.invoke_endpoint_with_response_stream(Body=body, **named)
     streamed = b"".join(event["PayloadPart"]["Bytes"] for event in reply["Body"])
     assert reply["ContentType"] == "application/json"
     assert str(predictions(streamed))[:200] == str(whole)[:200]
 
-    source = simulation.s3 / "bucket/in" / model
-    source.parent.mkdir(parents=True, exist_ok=True)
+    source = simulation.s3 / "bucket/in/text"
+    source.parent.mkdir(parents=True)
     source.write_bytes(body)
-    location = f"s3://bucket/in/{model}"
     accepted = simulation.client.invoke_endpoint_async(
-        InputLocation=location, InferenceId=f"id-{model}", **named
+        InputLocation="s3://bucket/in/text", InferenceId="my-id", **named
     )
     assert accepted["ResponseMetadata"]["HTTPStatusCode"] == 202
-    assert accepted["InferenceId"] == f"id-{model}"
+    assert accepted["InferenceId"] == "my-id"
     output = simulation.s3 / accepted["OutputLocation"].removeprefix("s3://")
     wait_until(output.exists, "an output in S3")
     assert str(predictions(output.read_bytes()))[:200] == str(whole)[:200]

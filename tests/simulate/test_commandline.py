@@ -15,7 +15,7 @@ import urllib3
 from simulate.__main__ import parser
 from simulate.container import Launch, connection_in, image_command
 from tests.simulate.command import Command
-from tests.simulate.simulation import ENOUGH_TO_ANSWER, MISBEHAVING, client_of, make_tar
+from tests.simulate.simulation import MISBEHAVING, client_of, make_tar
 from tests.support.harness import PATIENCE, ROOT, wait_until
 from tests.support.started import ends_with
 
@@ -99,18 +99,6 @@ def test_report_a_failed_start_in_one_line_and_exit_with_1(tmp_path: Path) -> No
             assert done.stdout.splitlines()[-1].startswith("error: ")
             assert named in done.stdout.splitlines()[-1]
             assert "Traceback" not in done.stdout + done.stderr
-
-
-def test_exit_with_1_and_the_reason_if_the_container_fails() -> None:
-    command = [*SERVE, "--port", "0", "--env", "BREAKS=start-up", "--limit"]
-    for seconds in ENOUGH_TO_ANSWER:
-        done = run(*command, f"start-up={seconds}")
-        assert done.returncode == 1
-        last = done.stdout.splitlines()[-1]
-        assert last.startswith("error: ")
-        if " 503 " in last:
-            return
-    raise AssertionError(last)
 
 
 def test_fail_under_strict_if_a_rule_was_broken(tmp_path: Path) -> None:

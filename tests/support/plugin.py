@@ -1,4 +1,5 @@
-"""Set up the whole run: seeds, marks, signals, and the end of what the tests started."""
+"""Set up the whole run: seeds, marks, signals, which files run in one process, and the end of what
+the tests started."""
 
 import gc
 import random
@@ -9,10 +10,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from xdist.scheduler import LoadFileScheduling
 
 from tests.support.started import end_all, ended_on_failure
 
 MARKS = {"unit", "stack", "full"}  # what each means: pyproject.toml
+# Files that run in one process: because they use the fixture `server` of tests/conftest.py, or
+# because moto's services take seconds to import.
+TOGETHER = {
+    f"tests/endpoint/test_{name}.py": "server"
+    for name in ("edge", "errors", "generated_client", "invocations")
+} | {f"tests/deploy/test_{name}.py": "moto" for name in ("config", "docs", "endpoint", "push")}
 
 # A background shell ignores SIGINT, and every program that the tests start would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -52,6 +60,18 @@ def pytest_fixture_setup() -> Generator[None, object, object]:
 def pytest_runtest_call() -> Generator[None, object, object]:
     with ended_on_failure():
         return (yield)
+
+
+class Scheduling(LoadFileScheduling):  # type: ignore[misc, unused-ignore]
+    """Run each file in one process, and some files together."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file: str = super()._split_scope(nodeid)
+        return TOGETHER.get(file, file)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config) -> Scheduling | None:
+    return Scheduling(config) if config.option.dist == "loadfile" else None
 
 
 def pytest_sessionfinish() -> None:
