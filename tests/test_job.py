@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextvars import copy_context
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +23,15 @@ SPEC = TensorSpec("x", "INT64", (1,))
 SERVED = ServedModel(Model("m", Path("m"), (SPEC,), (SPEC,)), None)
 
 
+PLAIN, STREAM = Request("id"), Request("id", stream="text/event-stream")
+
+
 class Steps(Job):
     """Steps that carry their number; those in `partial` are finished together with the next."""
 
-    def __init__(
-        self, log: list[str], count: int, request: Request, partial: Sequence[int] = ()
-    ) -> None:
+    def __init__(self, count: int, request: Request = PLAIN, partial: Sequence[int] = ()) -> None:
         super().__init__(SERVED, request)
-        self.log = log
+        self.log: list[str] = []
         self.count = count
         self.partial = partial
         self.is_pipelined = not self.is_decoupled
@@ -84,15 +85,14 @@ class Gateway(TritonGateway):
         return Call(self.log, request, times=2)
 
 
-REQUEST = Request("id")
-STREAM = replace(REQUEST, stream="text/event-stream")
+def results_of(job: Steps) -> list[Any]:
+    return list(Run(job, Gateway(job.log)).results())
 
 
 def test_prepare_the_next_step_while_triton_runs_one() -> None:
-    log: list[str] = []
-    results = list(Run(Steps(log, 3, REQUEST), Gateway(log)).results())
-    assert results == [[1], [2], [3]]
-    assert log == [
+    job = Steps(3)
+    assert results_of(job) == [[1], [2], [3]]
+    assert job.log == [
         *("prepare 1", "send 1"),
         *("prepare 2", "send 2", "wait 1", "finish [1]"),
         *("prepare 3", "send 3", "wait 2", "finish [2]"),
@@ -101,31 +101,26 @@ def test_prepare_the_next_step_while_triton_runs_one() -> None:
 
 
 def test_do_not_send_an_only_step_ahead() -> None:
-    log: list[str] = []
-    list(Run(Steps(log, 1, REQUEST), Gateway(log)).results())
-    assert log == ["prepare 1", "wait 1", "finish [1]"]
+    job = Steps(1)
+    results_of(job)
+    assert job.log == ["prepare 1", "wait 1", "finish [1]"]
 
 
 def test_wait_for_the_previous_answer_if_a_step_needs_it() -> None:
-    log: list[str] = []
-    job = Steps(log, 2, REQUEST)
+    job = Steps(2)
     job.is_pipelined = False
-    list(Run(job, Gateway(log)).results())
-    assert log == ["prepare 1", "wait 1", "finish [1]", "prepare 2", "wait 2", "finish [2]"]
+    results_of(job)
+    assert job.log == ["prepare 1", "wait 1", "finish [1]", "prepare 2", "wait 2", "finish [2]"]
 
 
 def test_finish_partial_steps_with_the_one_that_completes_them() -> None:
-    log: list[str] = []
-    job = Steps(log, 4, REQUEST, partial=(1, 2))
-    assert list(Run(job, Gateway(log)).results()) == [[1, 2, 3], [4]]
+    assert results_of(Steps(4, partial=(1, 2))) == [[1, 2, 3], [4]]
 
 
 def test_return_a_result_per_response_of_a_stream_step_by_step() -> None:
-    log: list[str] = []
-    results = list(Run(Steps(log, 2, STREAM), Gateway(log)).results())
-    assert results == [[1], [1], [2], [2]]
-    assert log[:4] == ["prepare 1", "wait 1", "finish [1]", "finish [1]"]
-    assert log[4] == "prepare 2"
+    job = Steps(2, STREAM)
+    assert results_of(job) == [[1], [1], [2], [2]]
+    assert job.log[:5] == ["prepare 1", "wait 1", "finish [1]", "finish [1]", "prepare 2"]
 
 
 @dataclass(frozen=True)
@@ -142,15 +137,15 @@ class Ended(Deadline):
 
 
 def test_begin_no_step_after_the_deadline() -> None:
-    log: list[str] = []
+    job = Steps(3)
 
     def run() -> None:
         allow_time(Ended())
-        list(Run(Steps(log, 3, REQUEST), Gateway(log)).results())
+        results_of(job)
 
     with pytest.raises(TooLate):
         copy_context().run(run)
-    assert log == ["prepare 1", "send 1", "close 1"]
+    assert job.log == ["prepare 1", "send 1", "close 1"]
 
 
 def test_close_calls_if_a_later_step_is_wrong() -> None:
@@ -160,18 +155,18 @@ def test_close_calls_if_a_later_step_is_wrong() -> None:
                 raise InvalidRequest("wrong")
             return super().prepare(before)
 
-    log: list[str] = []
+    job = Wrong(2)
     with pytest.raises(InvalidRequest):
-        list(Run(Wrong(log, 2, REQUEST), Gateway(log)).results())
-    assert log == ["prepare 1", "send 1", "close 1"]
+        results_of(job)
+    assert job.log == ["prepare 1", "send 1", "close 1"]
 
 
 def test_cancel_all_calls_of_a_cancelled_run() -> None:
-    log: list[str] = []
-    run = Run(Steps(log, 2, STREAM), Gateway(log))
+    job = Steps(2, STREAM)
+    run = Run(job, Gateway(job.log))
     results = run.results()
     next(results)
     run.cancel()
-    assert log[-1] == "cancel 1"
+    assert job.log[-1] == "cancel 1"
     list(results)
-    assert log[log.index("prepare 2") + 1] == "cancel 2"
+    assert job.log[job.log.index("prepare 2") + 1] == "cancel 2"

@@ -21,9 +21,9 @@ from serving.budget import LONG_JSON, MOST_INSTANCES, TURN
 from serving.codecs import TEXT, Limits, decode_base64, read_cells
 from serving.errors import Overloaded
 from serving.headers import CSV, JSON_TYPE, NPY_TYPE
-from serving.request_memory import PIECE, form, json_objects, json_parts, open_account, reserve
+from serving.request_memory import PIECE, form, json_objects, json_parts, reserve
 from serving.triton.tensors import SIZES, numpy_dtype
-from tests.bodies.echo import BINARY, CLIENT, LINES, NUMBERS, Sent, many, served
+from tests.bodies.echo import BINARY, CLIENT, LINES, NUMBERS, Account, Sent, many, opened, served
 from tests.bodies.echo import tensor as numbers
 from tests.support.harness import npy
 
@@ -79,21 +79,6 @@ def test_reserve_what_a_form_takes(value: str, end: str) -> None:
 
 
 BESIDE = 2**20  # bytes of objects whose number does not depend on the request
-
-
-class Noted:
-    """An account without a limit, which notes the most that was reserved at a time."""
-
-    def __init__(self) -> None:
-        self.size = 0
-        self.most = 0
-
-    def take(self, size: int, step: str) -> None:
-        self.size += size
-        self.most = max(self.most, self.size)
-
-    def give_back(self, size: int) -> None:
-        self.size -= size
 
 
 def tensor(datatype: str, rows: int, accept: str = JSON_TYPE, size: int = LARGE) -> Sent:
@@ -161,28 +146,25 @@ def test_reserve_what_a_request_takes(name: str) -> None:
 
 
 @cache
-def account_of_lines() -> Noted:
+def account_of_lines() -> Account:
     """Return the account of a request with many groups of lines."""
-    account = Noted()
-    open_account(account)
-    try:
+    account = Account()
+    with opened(account):
         SENT["lines of many objects"].ask()
-    finally:
-        open_account(None)
     return account
 
 
 def test_give_back_what_each_group_of_lines_took() -> None:
     account = account_of_lines()
-    assert account.size < account.most // 2
+    assert account.size < account.peak // 2
 
 
 def test_hold_only_a_few_lines_of_many_values() -> None:
     account = account_of_lines()
-    assert account.most <= 1.2 * MOST_GROUP
+    assert account.peak <= 1.2 * MOST_GROUP
 
 
-class AsksForTheTurn(Noted):
+class AsksForTheTurn(Account):
     """An account that notes whether its thread has the turn to parse."""
 
     def __init__(self) -> None:
@@ -224,16 +206,13 @@ def test_copy_numbers_of_a_long_text_while_no_other_request_parses(
 def test_parse_each_line_while_no_other_request_does() -> None:
     """Parsing holds the GIL, and other callers would wait for all requests that parse."""
     account = AsksForTheTurn()
-    open_account(account)
-    try:
+    with opened(account):
         Sent(LINES, b"0\n" * 3, CLIENT).ask()
-    finally:
-        open_account(None)
     assert account.turns == [True] * 3
     assert not is_turn_taken()
 
 
-class RefusingOnce(Noted):
+class RefusingOnce(Account):
     """An account that refuses its fourth step and no other one."""
 
     def __init__(self) -> None:
@@ -249,23 +228,16 @@ class RefusingOnce(Noted):
 
 def test_end_a_body_of_lines_at_the_first_one_that_finds_no_memory() -> None:
     account = RefusingOnce()
-    open_account(account)
-    try:
-        with pytest.raises(Overloaded):
-            SENT["lines"].ask()
-    finally:
-        open_account(None)
+    with opened(account), pytest.raises(Overloaded):
+        SENT["lines"].ask()
     assert account.steps[1:] == ["the JSON of the body"] * 3
 
 
 def peak_beyond(step: Callable[[], object]) -> int:
     """Return how many bytes more a step takes than it reserves."""
-    account = Noted()
-    open_account(account)
-    try:
-        return peak(step) - account.most
-    finally:
-        open_account(None)
+    account = Account()
+    with opened(account):
+        return peak(step) - account.peak
 
 
 def multipart(value: bytes, file: bytes = b"") -> bytes:

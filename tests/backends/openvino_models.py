@@ -59,18 +59,6 @@ def half() -> bytes:
 
 
 BATCHES = ONNX + ONE + EIGHT
-TWO_THREADS = {
-    "INFERENCE_NUM_THREADS": "2",
-    "PERFORMANCE_HINT": "LATENCY",
-    "INFERENCE_PRECISION_HINT": "f32",
-}
-STREAMS = {"INFERENCE_NUM_THREADS": "2", "NUM_STREAMS": "2", "PERFORMANCE_HINT": "throughput"}
-HINTS = {
-    "HINT_BF16": "YES",
-    "TARGET_DEVICE": "CPU",
-    "COMPILATION_NUM_THREADS": "1",
-    "CPU_THREADS_NUM": "3",
-}
 CONVERTED = tensors("input", x="UINT8 3", y="FP32 3") + tensors(
     "output", sum="FP16 3", product="FP64 3"
 )
@@ -91,20 +79,30 @@ SERVED: dict[str, tuple[bytes, str]] = {
     "scalar": (arithmetic("float"), ONNX + ONE),
     "minimal": (arithmetic("float[batch, 3]"), ONNX + ONE + "max_batch_size: 16\n"),
     "half": (half(), BATCHES + tensors("input", x="FP32 8") + tensors("output", y="FP32 -1")),
-    "converted": (arithmetic("float[N, 3]"), BATCHES + CONVERTED),
+    "converted": (
+        arithmetic("float[N, 3]"),
+        BATCHES
+        + CONVERTED
+        + parameters(
+            client="resnet",
+            HINT_BF16="YES",
+            TARGET_DEVICE="CPU",
+            COMPILATION_NUM_THREADS="1",
+            CPU_THREADS_NUM="3",
+        ),
+    ),
     "two_instances": (
         arithmetic("float[N, 3]"),
         BATCHES.replace("count: 1", "count: 2")
         + arithmetic_config("FP32 3")
-        + parameters(**TWO_THREADS),
+        + parameters(INFERENCE_NUM_THREADS="2", INFERENCE_PRECISION_HINT="f32"),
     ),
     "streams": (
         arithmetic("float[N, 3]"),
-        BATCHES + MERGED + arithmetic_config("FP32 3") + parameters(**STREAMS),
-    ),
-    "hints": (
-        arithmetic("float[N, 3]"),
-        BATCHES + arithmetic_config("FP32 3") + parameters(client="resnet", **HINTS),
+        BATCHES
+        + MERGED
+        + arithmetic_config("FP32 3")
+        + parameters(INFERENCE_NUM_THREADS="2", NUM_STREAMS="2", PERFORMANCE_HINT="throughput"),
     ),
 }
 
@@ -133,20 +131,18 @@ REFUSED: dict[str, tuple[bytes, str, str]] = {
 
 
 def write_repository(folder: Path) -> None:
-    """Write the models above, two in OpenVINO's own format, and each bundled model twice, once in
-    FP32."""
+    """Write the models above, two in OpenVINO's own format, and the bundled models."""
     for name, (file, config, *_) in (SERVED | REFUSED).items():
         write_model(folder / name, file, config)
     (folder / "lookup/warmup").mkdir()
     (folder / "lookup/warmup/good").write_bytes(np.array([1], dtype=np.int64).tobytes())
     write_own_format(folder / "own_format", folder / "minimal/1/model.onnx")
-    write_own_format(folder / "own_names", folder / "minimal/1/model.onnx")
+    shutil.copytree(folder / "own_format", folder / "own_names")
     outputs = tensors("output", sum_too="FP32 3", product="FP32 3")
     text = BACKEND + ONE + EIGHT + tensors("input", x="FP32 3", y="FP32 3") + outputs
     (folder / "own_names/config.pbtxt").write_text(text)
     for name in BUNDLED:
-        write_bundled(folder / name, name, "")
-        write_bundled(folder / f"{name}_f32", name, parameters(INFERENCE_PRECISION_HINT="f32"))
+        write_bundled(folder / name)
 
 
 def write_own_format(folder: Path, onnx: Path) -> None:
@@ -156,11 +152,11 @@ def write_own_format(folder: Path, onnx: Path) -> None:
     subprocess.run(command, check=True, timeout=PATIENCE)
 
 
-def write_bundled(folder: Path, name: str, more: str) -> None:
-    own = ROOT / "model_repository" / name
+def write_bundled(folder: Path) -> None:
+    own = ROOT / "model_repository" / folder.name
     platform, lines = 'platform: "onnxruntime_onnx"\n', config_for_cpu(own)
     if platform not in lines:
         raise ValueError(f"{own} does not name the platform onnxruntime_onnx")
     shutil.copytree(own, folder, symlinks=True)
     shutil.rmtree(folder / "configs")
-    (folder / "config.pbtxt").write_text(lines.replace(platform, ONNX) + more)
+    (folder / "config.pbtxt").write_text(lines.replace(platform, ONNX))

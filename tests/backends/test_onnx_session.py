@@ -83,6 +83,12 @@ def test_take_the_options_from_the_configuration() -> None:
     assert usual.get_session_config_entry("session.intra_op.spin_duration_us") == "20"
 
 
+def test_name_a_wrong_parameter_and_its_value() -> None:
+    wrong = {"parameters": {"intra_op_thread_count": {"string_value": "many"}}}
+    with pytest.raises(ValueError, match=r"'intra_op_thread_count'.*'many'"):
+        SessionSettings.from_config(wrong)
+
+
 LARGE, SMALL = ["3", "640", "640"], ["3", "224", "224"]
 
 

@@ -4,6 +4,7 @@ Runtime; and the configurations that serving.repository.completion completes, ag
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -42,23 +43,30 @@ def assert_equal(outputs: Arrays, expected: Arrays) -> None:
         np.testing.assert_array_equal(outputs[name], array)
 
 
-def assert_alike(outputs: Arrays, expected: Arrays) -> None:
-    """Compare the answer of a merged run, which rounds differently."""
-    assert outputs.keys() == expected.keys()
-    for name, array in expected.items():
-        np.testing.assert_allclose(outputs[name], array, rtol=1e-5, atol=1e-5)
-
-
 def floats(*shape: int) -> NDArray[np.float32]:
     return RANDOM.random(shape, dtype=np.float32)
 
 
+def check_merged(client: Client, model: str, feeds: Sequence[Arrays], most: int) -> None:
+    """Send the feeds at once, until they take at most `most` executions."""
+    answers = answered_together(client, model, feeds, most)
+    for feed, answer in zip(feeds, answers, strict=True):
+        assert_equal(answer, reference(SERVED[model][0], feed))
+
+
+def check_texts(client: Client, feeds: Sequence[tuple[Arrays, Arrays]], most: int) -> None:
+    """Send the texts at once. The answer of a merged run is rounded differently."""
+    answers = answered_together(client, "encoder", [sent for sent, _ in feeds], most)
+    for (_, feed), answer in zip(feeds, answers, strict=True):
+        expected = reference(SERVED["encoder"][0], feed)
+        assert answer.keys() == expected.keys()
+        for name, array in expected.items():
+            np.testing.assert_allclose(answer[name], array, rtol=1e-5, atol=1e-5)
+
+
 def test_merge_requests_into_one_run_and_return_each_its_rows(client: Client) -> None:
     feeds = [{"x": floats(n, 5), "y": floats(n, 5)} for n in (1, 3, 2, 2, 1, 1, 1, 1)]
-    for feed, answer in zip(
-        feeds, answered_together(client, "arithmetic", feeds, most=6), strict=True
-    ):
-        assert_equal(answer, reference(SERVED["arithmetic"][0], feed))
+    check_merged(client, "arithmetic", feeds, most=6)
 
 
 @pytest.mark.parametrize(
@@ -69,11 +77,7 @@ def test_merge_requests_into_one_run_and_return_each_its_rows(client: Client) ->
     ],
 )
 def test_merge_texts_of_any_length(client: Client, sizes: list[tuple[int, int]], most: int) -> None:
-    feeds = [text_feed(*size) for size in sizes]
-    sent = [each for each, _ in feeds]
-    answers = answered_together(client, "encoder", sent, most)
-    for (_, feed), answer in zip(feeds, answers, strict=True):
-        assert_alike(answer, reference(SERVED["encoder"][0], feed))
+    check_texts(client, [text_feed(*size) for size in sizes], most)
 
 
 def test_read_the_masks_and_types_that_callers_of_tensors_send(client: Client) -> None:
@@ -83,17 +87,13 @@ def test_read_the_masks_and_types_that_callers_of_tensors_send(client: Client) -
         mask[0, length - 2 :] = 0
         types = np.arange(length) % 2 * mask
         feeds.append(text_feed(2, length, attention_mask=mask, token_type_ids=types))
-    answers = answered_together(client, "encoder", [sent for sent, _ in feeds], most=2)
-    for (_, feed), answer in zip(feeds, answers, strict=True):
-        assert_alike(answer, reference(SERVED["encoder"][0], feed))
+    check_texts(client, feeds, most=2)
 
 
 @pytest.mark.parametrize("masks", [4, 5, 9])
 def test_give_each_text_as_many_masks_as_it_has(client: Client, masks: int) -> None:
     feeds = [text_feed(1, 4, masks), text_feed(1, 9, masks), text_feed(1, 5, 2)]
-    answers = answered_together(client, "encoder", [sent for sent, _ in feeds], most=3)
-    for (_, feed), answer in zip(feeds, answers, strict=True):
-        assert_alike(answer, reference(SERVED["encoder"][0], feed))
+    check_texts(client, feeds, most=3)
 
 
 def test_refuse_a_mask_of_another_length_than_the_text(client: Client) -> None:

@@ -57,6 +57,20 @@ def test_compute_in_f32_if_the_processor_lacks_the_precision(parameters: dict[st
     assert settings(**parameters).properties(WITHOUT)["INFERENCE_PRECISION_HINT"] == "f32"
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("NUM_STREAMS", "many"),
+        ("TARGET_DEVICE", "NPU"),
+        ("SKIP_OV_DYNAMIC_BATCHSIZE", "YES"),
+        ("CPU_EXTENSION_PATH", "/nowhere.so"),
+    ],
+)
+def test_name_a_wrong_parameter_and_its_value(name: str, value: str) -> None:
+    with pytest.raises(ValueError, match=f"'{name}'.*'{value}'"):
+        settings(**{name: value})
+
+
 def test_ignore_the_parameters_of_clients_and_triton() -> None:
     assert settings(client="resnet", EXECUTION_ENV_PATH="/x").warnings == ()
     assert "'NUM_STREAM'" in settings(NUM_STREAM="1").warnings[0]

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from tritonclient.grpc import InferenceServerClient as Client
 from tritonclient.utils import InferenceServerException
 
+from backends.pytorch import naming
 from tests.backends.torch_models import FOUR, REFUSED, SERVED, write_repository
 from tests.backends.triton_process import (
     Server,
@@ -60,25 +61,15 @@ def test_merge_requests_into_one_run_and_return_each_its_rows(client: Client) ->
         np.testing.assert_array_equal(answer["result"], feed["minuend"] - feed["subtrahend"])
 
 
-def test_answer_each_caller_of_a_module_that_reuses_its_memory(client: Client) -> None:
-    """One of the merged requests fails, so each runs alone before any answer is sent."""
+def test_answer_an_error_only_to_the_caller_who_caused_it(client: Client) -> None:
+    """Requests that are merged with a wrong one run alone, in memory that the module reuses, before
+    any answer is sent."""
     feeds = [{"x": np.full((1, 4), number, np.float32)} for number in (1, -1, 2, 3)]
     for _ in range(5):
-        answers = together(client, "reused", feeds)
-        results = [answer["result"][0, 0] for answer in answers if isinstance(answer, dict)]
-        assert results == [1, 2, 3]
-
-
-def test_answer_an_error_only_to_the_caller_who_caused_it(client: Client) -> None:
-    feeds = [{"INPUT__0": np.array([[index]])} for index in (0, 99, 3, 2)]
-    answers = together(client, "lookup", feeds)
-    assert [answer["OUTPUT__0"].item() for answer in answers if isinstance(answer, dict)] == [
-        10,
-        13,
-        12,
-    ]
-    assert isinstance(answers[1], InferenceServerException)
-    assert "index 99" in answers[1].message()
+        one, wrong, *others = together(client, "reused", feeds)
+        assert [answer["result"][0, 0] for answer in (one, *others)] == [1, 2, 3]  # type: ignore[index]
+        assert isinstance(wrong, InferenceServerException)
+        assert "a negative number" in wrong.message()
 
 
 def test_pass_a_dictionary_keyed_by_the_input_names(client: Client) -> None:
@@ -115,6 +106,22 @@ def test_apply_the_parameters_of_executor_and_threads(server: Server) -> None:
     for name, settings in (("weighted_twice_0_1", changed), ("weighted_0_0", usual)):
         line = ".*".join([f"{name}: cpu, ", *settings])
         assert re.search(line, server.text())
+
+
+ARGUMENTS = ("minuend", "subtrahend")
+
+
+@pytest.mark.parametrize("names", [["INPUT__0", "INPUT__2"], ["minuend"]])
+def test_refuse_names_that_are_not_the_arguments_of_forward(names: list[str]) -> None:
+    with pytest.raises(ValueError, match=f"{', '.join(names)}, .* takes 2: minuend, subtrahend"):
+        naming.input_positions(names, ARGUMENTS)
+
+
+@pytest.mark.parametrize("datatype", ["UINT32", "STRING"])
+def test_refuse_tensors_that_pytorch_does_not_have(datatype: str) -> None:
+    entry = {"name": "x", "data_type": f"TYPE_{datatype}", "dims": ["1"]}
+    with pytest.raises(ValueError, match="'x'"):
+        naming.check({"input": [entry], "output": [entry], "max_batch_size": 8})
 
 
 @pytest.mark.parametrize("model", REFUSED)

@@ -32,18 +32,6 @@ class OfDictionary(nn.Module):  # type: ignore[misc]  # torch is untyped to mypy
         return tensors["minuend"] - tensors["subtrahend"]
 
 
-class Lookup(nn.Module):  # type: ignore[misc]  # torch is untyped to mypy
-    """The row of a table; an index outside of it is an error, and so is one that asks for a
-    scalar."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("table", torch.arange(10.0, 15.0))
-
-    def forward(self, index: Tensor) -> Tensor:
-        return self.table[index]
-
-
 class Datatypes(nn.Module):  # type: ignore[misc]  # torch is untyped to mypy
     def forward(
         self, a: Tensor, b: Tensor, c: Tensor, d: Tensor
@@ -118,10 +106,6 @@ SERVED: dict[str, tuple[nn.Module, str]] = {
         + tensors("input", subtrahend="FP32 -1", minuend="FP32 -1")
         + RESULT,
     ),
-    "lookup": (
-        Lookup(),
-        ALONE + tensors("input", INPUT__0="INT64 1") + tensors("output", OUTPUT__0="FP32 1"),
-    ),
     "reused": (Reused(), ALONE + tensors("input", x="FP32 -1") + RESULT),
     "datatypes": (
         Datatypes(),
@@ -157,13 +141,6 @@ REFUSED: dict[str, tuple[nn.Module | None, str, str]] = {
         ALONE + tensors("input", INPUT__0="FP32 -1", INPUT__2="FP32 -1") + RESULT,
         "INPUT__0, INPUT__2",
     ),
-    "bad_count": (
-        Difference(),
-        ALONE + tensors("input", minuend="FP32 -1") + RESULT,
-        "minuend, subtrahend",
-    ),
-    "bad_datatype": (Texts(), ALONE + tensors("input", INPUT__0="UINT32 1") + RESULT, "'INPUT__0'"),
-    "bad_strings": (Texts(), ALONE + tensors("input", INPUT__0="STRING 1") + RESULT, "'INPUT__0'"),
     "bad_parameter": (
         Difference(),
         ALONE

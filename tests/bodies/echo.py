@@ -1,7 +1,9 @@
 """A model without a server that returns what it is sent, and the bodies that are sent to it."""
 
 import io
+import math
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,9 +15,11 @@ from clients.base import Model, ModelClient, Names, Parameter, TensorSpec
 from serving.bodies.reading import read_body
 from serving.budget import NEVER, Budget, Deadline
 from serving.codecs import JSON, Codec
+from serving.errors import Overloaded
 from serving.job import Reply
 from serving.model_status.served_model import ServedModel
 from serving.request import Request
+from serving.request_memory import open_account
 from serving.triton.gateway import TritonGateway
 from serving.triton.tensors import InferReply, InferRequest
 from tests.support.deadlines import within
@@ -58,6 +62,34 @@ class Echo(TritonGateway):
 
     def stream(self, request: InferRequest, deadline: Deadline = NEVER) -> Any:
         yield InferReply("1", request.inputs)
+
+
+class Account:
+    """Has room for `most` bytes, and notes the most that was reserved at a time."""
+
+    def __init__(self, most: float = math.inf) -> None:
+        self.most = most
+        self.size = 0
+        self.peak = 0
+
+    def take(self, size: int, step: str) -> None:
+        if self.size + size > self.most:
+            raise Overloaded(step)
+        self.size += size
+        self.peak = max(self.peak, self.size)
+
+    def give_back(self, size: int) -> None:
+        self.size -= size
+
+
+@contextmanager
+def opened(account: Account) -> Iterator[None]:
+    """Reserve memory in the context from this account."""
+    open_account(account)
+    try:
+        yield
+    finally:
+        open_account(None)
 
 
 @dataclass

@@ -3,7 +3,7 @@
 import gc
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from time import thread_time
@@ -22,13 +22,13 @@ from serving.bodies.kserve import TensorBody
 from serving.bodies.lines import JsonLines
 from serving.budget import MOST_ROWS, NEVER, PROCESSOR_PART, Deadline
 from serving.codecs import IMAGE, TEXT, Codec, ImageCodec, Limits
-from serving.errors import DecodingError, InvalidRequest, Overloaded, TooLate
+from serving.errors import DecodingError, InvalidRequest, TooLate
 from serving.job import Run
 from serving.model_status.served_model import ServedModel
 from serving.request import Request
-from serving.request_memory import INPUT, OUTPUT, TOKEN, open_account
+from serving.request_memory import INPUT, OUTPUT, TOKEN
 from serving.triton.tensors import InferRequest
-from tests.bodies.echo import Echo
+from tests.bodies.echo import Account, Echo, opened
 from tests.support.deadlines import within
 from tests.support.harness import PATIENCE, encoded
 
@@ -78,6 +78,10 @@ def item(level: int, side: int = 4) -> Item:
     return Item("instances", raw=encoded(Image.new("L", (side, side), level)))
 
 
+def items(count: int) -> list[Item]:
+    return [item(level) for level in range(count)]
+
+
 def predict(
     echo: Recorder,
     served: ServedModel,
@@ -104,17 +108,14 @@ def client_of(max_batch_size: int, client: type[ModelClient] = Brightness) -> Se
 
 
 def test_split_instances_at_max_batch_size_in_order(echo: Recorder) -> None:
-    assert predict(echo, client_of(4), [item(n) for n in range(10)]) == (
-        [float(n) for n in range(10)],
-        "1",
-    )
+    assert predict(echo, client_of(4), items(10)) == ([float(n) for n in range(10)], "1")
     assert echo.batches == [4, 4, 2]
 
 
 def test_send_a_batch_ahead_only_if_another_follows(echo: Recorder) -> None:
-    predict(echo, client_of(4), [item(n) for n in range(4)])
+    predict(echo, client_of(4), items(4))
     assert echo.sent == []
-    predict(echo, client_of(4), [item(n) for n in range(6)])
+    predict(echo, client_of(4), items(6))
     assert echo.sent == [4, 2]
 
 
@@ -122,7 +123,7 @@ def test_make_smaller_batches_of_large_images(echo: Recorder) -> None:
     """Images have 16 pixels and 40 are allowed, so a batch ends before the image that would exceed
     the bound."""
     decoder = Decoder(Limits(max_image_pixels=40))
-    predictions, _ = predict(echo, client_of(32), [item(n) for n in range(7)], decoder)
+    predictions, _ = predict(echo, client_of(32), items(7), decoder)
     assert echo.batches == [2, 2, 2, 1]
     assert predictions == [float(n) for n in range(7)]
 
@@ -135,14 +136,14 @@ class OneOutput(Brightness):
 def test_ask_only_for_outputs_of_the_client(
     client: type[ModelClient], asked: tuple[str, ...], echo: Recorder
 ) -> None:
-    predict(echo, client_of(4, client), [item(n) for n in range(6)])
+    predict(echo, client_of(4, client), items(6))
     assert echo.asked == [asked, asked]
 
 
 def test_number_a_wrong_instance_within_the_request(echo: Recorder) -> None:
-    items = [item(0), item(1), Item("instances", raw=b"no image")]
+    wrong = Item("instances", raw=b"no image")
     with pytest.raises(DecodingError) as raised:
-        predict(echo, client_of(2), items)
+        predict(echo, client_of(2), [*items(2), wrong])
     assert (raised.value.instance, raised.value.field) == (2, "instances")
 
 
@@ -204,21 +205,18 @@ class InPairs(Brightness):
 
 def test_load_the_images_of_a_request_in_parallel(echo: Recorder) -> None:
     served = client_of(4, InPairs)
-    predictions, _ = predict(
-        echo, served, [item(n) for n in range(4)], Decoder(Limits(), threads=2)
-    )
+    predictions, _ = predict(echo, served, items(4), Decoder(Limits(), threads=2))
     assert predictions == [0.0, 1.0, 2.0, 3.0]
 
 
 @pytest.mark.parametrize("damaged", [{1, 3}, {1, 2}, {3}])
 def test_report_the_first_of_several_wrong_instances(echo: Recorder, damaged: set[int]) -> None:
     """Some are not images. Others are truncated, which is noticed later."""
-    items = [item(n, side=64) for n in range(5)]
+    sent = [item(n, side=64) for n in range(5)]
     for number in damaged:
-        raw = items[number].raw or b""
-        items[number] = Item("instances", raw=raw[: len(raw) // 2] if number % 2 else b"no image")
+        sent[number] = TRUNCATED if number % 2 else Item("instances", raw=b"no image")
     with pytest.raises(DecodingError) as raised:
-        predict(echo, client_of(8), items, Decoder(Limits(), threads=3))
+        predict(echo, client_of(8), sent, Decoder(Limits(), threads=3))
     assert (raised.value.instance, raised.value.field) == (min(damaged), "instances")
     assert echo.batches == []
 
@@ -238,7 +236,7 @@ def test_count_the_time_of_decoding_threads(echo: Recorder) -> None:
         codec = Slow()
 
     with within(NEVER, seconds=PROCESSOR_PART * 0.4), pytest.raises(TooLate, match="processor"):
-        predict(echo, client_of(4, Client), [item(n) for n in range(16)], Decoder(Limits(), 1, 2))
+        predict(echo, client_of(4, Client), items(16), Decoder(Limits(), 1, 2))
     assert len(taken) == 4
 
 
@@ -289,48 +287,16 @@ def test_let_a_small_text_pass_waiting_long_ones(echo: Recorder) -> None:
             predict(echo, client, halves, decoder, Deadline.after(0.05))
 
 
-class Account:
-    """Has room for `most` bytes."""
-
-    def __init__(self, most: int) -> None:
-        self.most = most
-        self.size = 0
-        self.peak = 0
-
-    def take(self, size: int, step: str) -> None:
-        if self.size + size > self.most:
-            raise Overloaded(step)
-        self.size += size
-        self.peak = max(self.peak, self.size)
-
-    def give_back(self, size: int) -> None:
-        self.size -= size
-
-
-@pytest.fixture
-def accounts() -> Iterator[Callable[[int], Account]]:
-    def opened(most: int) -> Account:
-        account = Account(most)
-        open_account(account)
-        return account
-
-    yield opened
-    open_account(None)
-
-
-def test_send_a_batch_ahead_only_if_both_fit_into_memory(
-    echo: Recorder, accounts: Callable[[int], Account]
-) -> None:
+def test_send_a_batch_ahead_only_if_both_fit_into_memory(echo: Recorder) -> None:
     """An image takes 128 bytes to decode and 28 as tensors, and 92 of these until it is
     answered."""
-    items = [item(n) for n in range(3)]
-    account = accounts(300)
-    assert predict(echo, client_of(1), items)[0] == [0.0, 1.0, 2.0]
-    assert (echo.sent, account.size, account.peak) == ([1, 1, 1], 0, 248)
-    echo.sent.clear()
-    account = accounts(200)
-    assert predict(echo, client_of(1), items)[0] == [0.0, 1.0, 2.0]
-    assert (account.size, account.peak) == (0, 156)
+    large, small = Account(300), Account(200)
+    with opened(large):
+        assert predict(echo, client_of(1), items(3))[0] == [0.0, 1.0, 2.0]
+    assert (echo.sent, large.size, large.peak) == ([1, 1, 1], 0, 248)
+    with opened(small):
+        assert predict(echo, client_of(1), items(3))[0] == [0.0, 1.0, 2.0]
+    assert (small.size, small.peak) == (0, 156)
 
 
 def test_keep_nothing_of_a_batch_while_the_next_waits_for_room(echo: Recorder) -> None:
@@ -349,11 +315,8 @@ def test_keep_nothing_of_a_batch_while_the_next_waits_for_room(echo: Recorder) -
                 alive.append([reference() for reference in made])
             super().take(size, step)
 
-    open_account(Looking(200))
-    try:
-        predict(echo, client_of(1, Remembering), [item(n) for n in range(3)])
-    finally:
-        open_account(None)
+    with opened(Looking(200)):
+        predict(echo, client_of(1, Remembering), items(3))
     assert alive == [[], [None] * 2, [None] * 4]
 
 
@@ -371,20 +334,17 @@ class Windows(Brightness):
         return [0.0] * (len(outputs["x"]) // 400)
 
 
-def test_bound_the_rows_of_a_batch_and_reserve_all_of_them(
-    echo: Recorder, accounts: Callable[[int], Account]
-) -> None:
-    account = accounts(2**30)
-    assert predict(echo, client_of(8, Windows), [item(n) for n in range(5)])[0] == [0.0] * 5
+def test_bound_the_rows_of_a_batch_and_reserve_all_of_them(echo: Recorder) -> None:
+    account = Account()
+    with opened(account):
+        assert predict(echo, client_of(8, Windows), items(5))[0] == [0.0] * 5
     assert sum(echo.batches) == 2000
     assert account.size == 0
     assert account.peak >= 2 * 400 * (100 * TOKEN + 4 * (INPUT + OUTPUT))
 
 
-def test_wait_for_room_no_longer_than_the_caller(
-    echo: Recorder, accounts: Callable[[int], Account]
-) -> None:
-    account = accounts(100)
-    with pytest.raises(TooLate):
+def test_wait_for_room_no_longer_than_the_caller(echo: Recorder) -> None:
+    account = Account(100)
+    with opened(account), pytest.raises(TooLate):
         predict(echo, client_of(1), [item(0)], None, Deadline.after(0.05))
     assert account.size == 0

@@ -1,7 +1,7 @@
 """Pipelines of tables, drawn at random: steps, then trees of four libraries, over columns of whole
 numbers, ids, times, money and texts."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,7 +9,7 @@ import lightgbm
 import numpy as np
 import pandas as pd
 import xgboost
-from sklearn import ensemble, tree
+from sklearn import ensemble
 from sklearn.compose import ColumnTransformer
 from sklearn.impute import SimpleImputer
 from sklearn.pipeline import make_pipeline
@@ -22,10 +22,19 @@ from sklearn.preprocessing import (
     StandardScaler,
 )
 
+from tests.build_engines.trained import lists_of
+
 LARGE, UNKNOWN = 1e16, 7  # categories that are numbers, and one that is not among them
-PIPELINES, TRAINED, ASKED = 40, 600, 2000
+PIPELINES, TRAINED, ASKED = 20, 600, 2000
 STEPS = ("none", "scaler", "imputer", "encoder", "all")
-LIBRARIES = ("scikit-learn", "HistGradientBoosting", "XGBoost", "LightGBM")
+# the module of each library, its names of ensembles, and more options
+TREES: dict[str, tuple[Any, list[str], dict[str, int]]] = {
+    "scikit-learn": (ensemble, ["RandomForest", "ExtraTrees", "GradientBoosting"], {}),
+    "HistGradientBoosting": (ensemble, ["HistGradientBoosting"], {}),
+    "XGBoost": (xgboost, ["XGB"], {}),
+    "LightGBM": (lightgbm, ["LGBM"], {"verbose": -1}),
+}
+LIBRARIES = tuple(TREES)
 Random = np.random.Generator
 
 
@@ -39,14 +48,12 @@ class Drawn:
 
     @property
     def lists(self) -> list[list[Any]]:
-        """Return the rows as JSON has them."""
-        rows: list[list[Any]] = self.rows.astype(object).to_numpy().tolist()
-        return [[None if cell != cell else cell for cell in row] for row in rows]
+        return lists_of(self.rows)
 
 
 def drawn(seed: int, number: int) -> Drawn:
-    """Return pipeline `number` of the draw. Each has another pair of steps and library, up to 20;
-    the first is a forest of 100 trees and two classes without a step."""
+    """Return pipeline `number` of the draw, each with another pair of steps and library. The first
+    is a forest of 100 trees and two classes without a step."""
     rng = np.random.default_rng((seed, number))
     steps = STEPS[number % len(STEPS)]
     library = LIBRARIES[number // len(STEPS) % len(LIBRARIES)]
@@ -73,20 +80,17 @@ def drawn(seed: int, number: int) -> Drawn:
 
 
 def _columns(rng: Random, count: int, has_texts: bool) -> pd.DataFrame:
-    kinds: dict[str, Callable[[], Any]] = {
-        "age": lambda: rng.integers(0, 80, count).astype(float),
-        "visits": lambda: rng.integers(0, 12, count).astype(float),
-        "id": lambda: rng.integers(10**6, 10 ** int(rng.integers(7, 13)), count).astype(float),
-        "time": lambda: 1.7e9 + rng.integers(0, 10 ** int(rng.integers(3, 8)), count),
-        "price": lambda: rng.gamma(2, 50, count).round(2),
-        "rate": lambda: rng.normal(0, 1, count),
-        "paid": lambda: rng.random(count) < 0.5,
+    rows: dict[str, Any] = {
+        "age": rng.integers(0, 80, count).astype(float),
+        "id": rng.integers(10**6, 10**12, count).astype(float),
+        "time": 1.7e9 + rng.integers(0, 10**5, count),
+        "price": rng.gamma(2, 50, count).round(2),
+        "rate": rng.normal(0, 1, count),
+        "paid": rng.random(count) < 0.5,
     }
-    names = rng.choice(list(kinds), int(rng.integers(2, 6)), replace=False)
-    rows = {str(name): kinds[name]() for name in names}
     # also what lies in the middle of two values of training, where a threshold is
-    for name in set(rows) - {"paid"}:
-        values = np.asarray(rows[name], float)
+    for name in ("age", "id", "time", "price", "rate"):
+        values = rows[name]
         middle = (values[:ASKED] + rng.permutation(values[:ASKED])) / 2
         is_middle = rng.random(ASKED) < 0.3
         rows[name] = np.concatenate([values[:-ASKED], np.where(is_middle, middle, values[-ASKED:])])
@@ -112,22 +116,11 @@ def _answers(rng: Random, rows: pd.DataFrame, classes: int) -> Any:
 
 
 def _trees(rng: Random, library: str, classifies: bool) -> Any:
-    size = {"n_estimators": int(rng.integers(3, 40)), "random_state": int(rng.integers(100))}
-    depth = int(rng.integers(2, 9))
-    kind = "Classifier" if classifies else "Regressor"
-    if library == "XGBoost":
-        options = {"max_depth": depth, "learning_rate": float(rng.choice([0.1, 0.3, 1.0]))}
-        return getattr(xgboost, f"XGB{kind}")(**size, **options)
-    if library == "LightGBM":
-        leaves = int(rng.integers(4, 40))
-        return getattr(lightgbm, f"LGBM{kind}")(**size, num_leaves=leaves, verbose=-1)
-    if library == "HistGradientBoosting":
-        name, options = f"HistGradientBoosting{kind}", {"max_iter": size["n_estimators"]}
-        return getattr(ensemble, name)(**options, max_depth=depth, random_state=0)
-    name = rng.choice(["DecisionTree", "RandomForest", "ExtraTrees", "GradientBoosting"])
-    if name == "DecisionTree":
-        return getattr(tree, f"DecisionTree{kind}")(max_depth=depth + 4)
-    return getattr(ensemble, f"{name}{kind}")(**size, max_depth=depth)
+    module, names, options = TREES[library]
+    name, kind = rng.choice(names), "Classifier" if classifies else "Regressor"
+    count = "max_iter" if library == "HistGradientBoosting" else "n_estimators"
+    sizes = {count: int(rng.integers(3, 40)), "max_depth": int(rng.integers(2, 9))}
+    return getattr(module, f"{name}{kind}")(**sizes, **options, random_state=0)
 
 
 def _steps(rng: Random, steps: str, rows: pd.DataFrame) -> Any:

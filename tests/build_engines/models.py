@@ -1,6 +1,6 @@
 """Small ONNX files and model folders that the tests build from."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -9,7 +9,8 @@ import numpy as np
 import onnx
 import onnxruntime
 from numpy.typing import NDArray
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper, numpy_helper
+from PIL import Image
 
 from build_engines.__main__ import main
 from build_engines.build import build
@@ -20,8 +21,6 @@ from build_engines.stored_model import StoredModel, open_model
 from build_engines.weights import Weights
 from tests.support.digits import held_out, held_out_pages
 from tests.support.harness import parsed
-
-Dims = Sequence[str | int]
 
 
 def build_own(tmp_path: Path, file: Path, **options: Any) -> StoredModel:
@@ -41,31 +40,28 @@ def exported(request: Request, path: Path, folder: Path) -> ModelSpec:
     return find_family(request, weights).write_model(weights, request, folder)
 
 
-def save_scale(
-    path: Path, shape: Dims = ("batch", 4), kind: int = TensorProto.FLOAT, external: bool = False
-) -> Path:
+def save_scale(path: Path, x: str = "float[batch, 4]", external: bool = False) -> Path:
     """Save y = 2 x; `external` puts the weights beside the file, in weights.bin."""
-    two = numpy_helper.from_array(np.full((1,), 2, helper.tensor_dtype_to_np_dtype(kind)), "two")
-    ports = [helper.make_tensor_value_info(name, kind, shape) for name in ("x", "y")]
-    graph = helper.make_graph(
-        [helper.make_node("Mul", ["x", "two"], ["y"])], "scale", ports[:1], ports[1:], [two]
-    )
+    graph = parsed(f"scale ({x} x) => ({x} y) {{ y = Mul (x, two) }}").graph
+    graph.initializer.append(numpy_helper.from_array(np.full(1, 2, np.float32), "two"))
     return save(graph, path, external)
 
 
-def save_classifier(path: Path, side: int = 16, classes: int = 3) -> Path:
-    """Save two convolutions, the mean and a matrix: images [batch,3,side,side] -> logits
+def save_classifier(
+    path: Path, classes: int = 3, head: str = "logits = MatMul (e, m)", outputs: str = ""
+) -> Path:
+    """Save two convolutions, the mean and a head: images [batch,3,16,16] -> logits
     [batch,classes]."""
     rng = np.random.default_rng(0)
     shapes = {"w1": (8, 3, 3, 3), "w2": (8, 8, 3, 3), "m": (8, classes)}
-    graph = parsed(f"""classifier (float[batch,3,{side},{side}] images)
-        => (float[batch,{classes}] logits) {{
+    graph = parsed(f"""classifier (float[batch,3,16,16] images)
+        => ({outputs or f"float[batch,{classes}] logits"}) {{
         a = Conv <pads = [1, 1, 1, 1]> (images, w1)
         b = Relu (a)
         c = Conv <pads = [1, 1, 1, 1]> (b, w2)
         d = GlobalAveragePool (c)
         e = Flatten (d)
-        logits = MatMul (e, m)
+        {head}
     }}""").graph
     for node in graph.node:
         node.name = node.output[0]
@@ -74,56 +70,42 @@ def save_classifier(path: Path, side: int = 16, classes: int = 3) -> Path:
     return save(graph, path)
 
 
-def save_ports(
-    path: Path, outputs: Mapping[str, Sequence[int]], names: str = "", side: int = 640
-) -> Path:
-    """Save a file that only claims to turn images [batch,3,side,side] into outputs of these shapes:
-    it cannot run.
+def save_ports(path: Path, outputs: Mapping[str, Sequence[int]], **metadata: str) -> Path:
+    """Save a file that only claims to turn images [batch,3,640,640] into outputs of these shapes:
+    it cannot run. `metadata` is what Ultralytics' exporter writes."""
+    nodes = (f"{name} = Identity (images)" for name in outputs)
+    return save_detector(path, outputs, " ".join(nodes), 640, **metadata)
 
-    `names` are its classes as Ultralytics' exporter writes them.
-    """
-    graph = helper.make_graph(
-        [helper.make_node("Identity", ["images"], [name]) for name in outputs],
-        "ports",
-        [helper.make_tensor_value_info("images", TensorProto.FLOAT, ["batch", 3, side, side])],
-        [
-            helper.make_tensor_value_info(n, TensorProto.FLOAT, ["batch", *shape])
-            for n, shape in outputs.items()
-        ],
-    )
-    model = onnx.load(save(graph, path))
-    if names:
-        model.metadata_props.add(key="names", value=names)
+
+def save_constants(
+    path: Path, outputs: Mapping[str, NDArray[Any]], side: int | str = 64, **metadata: str
+) -> Path:
+    """Save a model that answers these arrays for each image."""
+    nodes = ["means = ReduceMean <axes = [1, 2, 3], keepdims = 0> (images)"]
+    nodes += ["zeros = Sub (means, means)"]
+    for name, array in outputs.items():
+        ones = ", ".join(["-1", *["1"] * array.ndim])
+        nodes += [f"{name}_shape = Constant <value_ints = [{ones}]> ()"]
+        nodes += [f"{name}_zeros = Reshape (zeros, {name}_shape)"]
+        nodes += [f"{name} = Add ({name}_zeros, {name}_values)"]
+    shapes = {name: array.shape for name, array in outputs.items()}
+    model = onnx.load(save_detector(path, shapes, "\n".join(nodes), side, **metadata))
+    for name, array in outputs.items():
+        values = numpy_helper.from_array(array.astype(np.float32), f"{name}_values")
+        model.graph.initializer.append(values)
     onnx.save(model, path)
     return path
 
 
-def save_constants(
-    path: Path, outputs: Mapping[str, NDArray[Any]], side: int = 64, **metadata: str
+def save_detector(
+    path: Path, outputs: Mapping[str, Sequence[int]], nodes: str, side: int | str, **metadata: str
 ) -> Path:
-    """Save a model that answers these arrays for each image; `metadata` is what Ultralytics'
-    exporter writes."""
-    nodes = [helper.make_node("ReduceMean", ["images"], ["means"], axes=[1, 2, 3], keepdims=0)]
-    nodes += [helper.make_node("Mul", ["means", "zero"], ["zeros"])]
-    weights = [numpy_helper.from_array(np.zeros(1, np.float32), "zero")]
-    for name, array in outputs.items():
-        shape = np.array([-1, *[1] * array.ndim])
-        weights += [numpy_helper.from_array(shape, f"{name}_shape")]
-        weights += [numpy_helper.from_array(array.astype(np.float32), f"{name}_values")]
-        nodes += [helper.make_node("Reshape", ["zeros", f"{name}_shape"], [f"{name}_zeros"])]
-        nodes += [helper.make_node("Add", [f"{name}_zeros", f"{name}_values"], [name])]
-    float32 = TensorProto.FLOAT
-    graph = helper.make_graph(
-        nodes,
-        "constants",
-        [helper.make_tensor_value_info("images", float32, ["batch", 3, side, side])],
-        [
-            helper.make_tensor_value_info(name, float32, ["batch", *each.shape])
-            for name, each in outputs.items()
-        ],
-        weights,
+    ports = (
+        f"float[batch, {', '.join(map(str, shape))}] {name}" for name, shape in outputs.items()
     )
-    model = onnx.load(save(graph, path))
+    images = f"float[batch, 3, {side}, {side}] images"
+    save(parsed(f"detector ({images}) => ({', '.join(ports)}) {{ {nodes} }}").graph, path)
+    model = onnx.load(path)
     helper.set_model_props(model, metadata)
     onnx.save(model, path)
     return path
@@ -144,22 +126,21 @@ def session(path: Path) -> onnxruntime.InferenceSession:
     return onnxruntime.InferenceSession(path, options)
 
 
+def save_images(folder: Path, images: Iterable[Image.Image]) -> Path:
+    folder.mkdir()
+    for number, image in enumerate(images):
+        image.save(folder / f"{number:03}.png")
+    return folder
+
+
 def save_digits(folder: Path, count: int = 64) -> Path:
     """Save pictures of digits, to calibrate `resnet` with; return their folder."""
-    images = folder / "digits"
-    images.mkdir()
-    for number, (image, _) in enumerate(held_out(count)):
-        image.save(images / f"{number:03}.png")
-    return images
+    return save_images(folder / "digits", (image for image, _ in held_out(count)))
 
 
 def save_pages(folder: Path, count: int = 16) -> Path:
     """Save pages of digits, to calibrate `yolov5` with; return their folder."""
-    images = folder / "pages"
-    images.mkdir()
-    for number, page in enumerate(islice(held_out_pages(7), count)):
-        page.image.save(images / f"{number:03}.png")
-    return images
+    return save_images(folder / "pages", (page.image for page in islice(held_out_pages(7), count)))
 
 
 def save_texts(folder: Path) -> Path:

@@ -40,13 +40,14 @@ def repository(tmp_path: Path) -> Path:
     folder = tmp_path / "models"
     save_scale(folder / "scale/1/model.onnx")
     (folder / "scale/config.pbtxt").write_text(f'name: "scale"\n{MODEL}')
-    for name, inner in (("twice", ("scale", "once")), ("once", ("scale",))):
+    steps = {
+        "twice": step("scale", "x", "between") + step("once", "between", "y"),
+        "once": step("scale", "x", "y"),
+    }
+    ensemble = f'platform: "ensemble"\nmax_batch_size: 8\n{TENSORS}'
+    for name, calls in steps.items():
         (folder / name / "1").mkdir(parents=True)
-        tensors = ["x", *(f"between_{i}" for i in range(len(inner) - 1)), "y"]
-        steps = "".join(step(*each) for each in zip(inner, tensors[:-1], tensors[1:], strict=True))
-        text = (
-            f'platform: "ensemble"\nmax_batch_size: 8\n{TENSORS}ensemble_scheduling {{\n{steps}}}\n'
-        )
+        text = f"{ensemble}ensemble_scheduling {{\n{calls}}}\n"
         (folder / name / "config.pbtxt").write_text(text)
     shutil.copytree(ROOT / "model_repository/resnet", folder / "resnet")
     return folder
@@ -55,6 +56,11 @@ def repository(tmp_path: Path) -> Path:
 def names(path: Path) -> list[str]:
     with tarfile.open(path) as tar:
         return tar.getnames()
+
+
+def config_in(path: Path, model: str) -> str:
+    with tarfile.open(path) as tar:
+        return tar.extractfile(f"{model}/config.pbtxt").read().decode()  # type: ignore[union-attr]
 
 
 def test_archive_the_model_and_nothing_else(repository: Path, tmp_path: Path) -> None:
@@ -94,9 +100,7 @@ def test_include_the_clients_of_the_repository_in_an_archive(
     (path,) = archive("twice", repository, tmp_path / "out")
     assert {"clients/once.py", "clients/_helper.py", "twice/config.pbtxt"} <= set(names(path))
     (copied,) = archive("once", repository, tmp_path / "out", copies=1)
-    with tarfile.open(copied) as tar:
-        config = tar.extractfile("once_0/config.pbtxt").read().decode()  # type: ignore[union-attr]
-    assert parse_config(config).parameters["client"].string_value == "once"
+    assert parse_config(config_in(copied, "once_0")).parameters["client"].string_value == "once"
     assert not [
         name
         for name in names(archive("scale", repository, tmp_path / "out")[0])
@@ -110,25 +114,18 @@ def test_rename_copies_and_their_parts(repository: Path, tmp_path: Path) -> None
     tops = [{name.partition("/")[0] for name in names(path)} for path in paths]
     assert tops[1] == {"twice_1", "once_1", "scale_1"}
     assert {"twice_1/1", "scale_1/1/model.onnx"} <= set(names(paths[1]))
-    with tarfile.open(paths[1]) as tar:
-        texts = {n: tar.extractfile(f"{n}/config.pbtxt").read().decode() for n in tops[1]}  # type: ignore[union-attr]
-    steps = parse_config(texts["twice_1"]).ensemble_scheduling.step
+    steps = parse_config(config_in(paths[1], "twice_1")).ensemble_scheduling.step
     assert [each.model_name for each in steps] == ["scale_1", "once_1"]
-    assert parse_config(texts["scale_1"]).name == "scale_1"
+    assert parse_config(config_in(paths[1], "scale_1")).name == "scale_1"
 
 
 def test_keep_client_and_comments_in_a_renamed_copy(repository: Path, tmp_path: Path) -> None:
-    for name, client in (("resnet", ""), ("scale", "bert")):
-        text = (
-            f'parameters {{ key: "client" value: {{ string_value: "{client}" }} }}\n'
-            if client
-            else ""
-        )
+    own = 'parameters { key: "client" value: { string_value: "bert" } }\n'
+    for name, text, client in (("resnet", "", "resnet"), ("scale", own, "bert")):
         (repository / name / "config.pbtxt").write_text(f"# a comment\nmax_batch_size: 1\n{text}")
         (path,) = archive(name, repository, tmp_path, 1)
-        with tarfile.open(path) as tar:
-            config = tar.extractfile(f"{name}_0/config.pbtxt").read().decode()  # type: ignore[union-attr]
-        assert parse_config(config).parameters["client"].string_value == (client or "resnet")
+        config = config_in(path, f"{name}_0")
+        assert parse_config(config).parameters["client"].string_value == client
         assert config.startswith("# a comment\n")
 
 

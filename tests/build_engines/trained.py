@@ -37,9 +37,13 @@ class Trained:
 
     @property
     def lists(self) -> list[list[Any]]:
-        """Return the rows as JSON has them."""
-        rows: list[list[Any]] = self.rows.astype(object).to_numpy().tolist()
-        return [[None if cell != cell else cell for cell in row] for row in rows]
+        return lists_of(self.rows)
+
+
+def lists_of(rows: Any) -> list[list[Any]]:
+    """Return rows as JSON has them."""
+    cells = pd.DataFrame(rows).astype(object).to_numpy().tolist()
+    return [[None if cell != cell else cell for cell in row] for row in cells]
 
 
 @cache

@@ -58,24 +58,20 @@ def scene(seed: int) -> tuple[Floats, Floats]:
     return spans.astype(np.float32), (rng.random((COUNT, CLASSES)) ** 3).astype(np.float32)
 
 
+def corners_of(spans: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+    return spans[:, :2] - spans[:, 2:] / 2, spans[:, :2] + spans[:, 2:] / 2
+
+
 def of_the_operator(spans: Floats, scores: Floats) -> list[tuple[int, float, list[float]]]:
     """Return what ONNX's NonMaxSuppression keeps if a box counts only for its best class, in pixels
     of the image."""
     best = np.where(scores == scores.max(1, keepdims=True), scores, 0)
-    low, high = spans[:, :2] - spans[:, 2:] / 2, spans[:, :2] + spans[:, 2:] / 2
-    feed = {
-        "boxes": np.concatenate((low, high), 1)[None],
-        "scores": best.T[None],
-        "limit": np.array([COUNT]),
-        "iou": np.array([IOU], np.float32),
-        "score": np.array([CONFIDENCE], np.float32),
-    }
+    boxes = np.concatenate(corners_of(spans), 1)
     candidates = []
-    for _, class_id, index in onnx_nms().run(None, feed)[0].tolist():
-        corners = (feed["boxes"][0, index] - [LEFT, TOP, LEFT, TOP]) / SCALE
-        candidates.append(
-            (class_id, float(best[index, class_id]), np.clip(corners, 0, [*SIZE, *SIZE]).tolist())
-        )
+    for _, class_id, index in onnx_nms(boxes, best.T, COUNT, IOU, CONFIDENCE).tolist():
+        corners = (boxes[index] - [LEFT, TOP, LEFT, TOP]) / SCALE
+        inside = np.clip(corners, 0, [*SIZE, *SIZE]).tolist()
+        candidates.append((class_id, float(best[index, class_id]), inside))
     return sorted(candidates, key=lambda candidate: -candidate[1])
 
 
@@ -95,19 +91,22 @@ def test_get_the_boxes_of_the_onnx_operator_from_each_head(seed: int, tmp_path: 
     spans, scores = scene(seed)
     wanted = of_the_operator(spans, scores)
     assert len(wanted) > 50
-    columns = np.concatenate((spans, scores), 1).T
-    check_equal(detect(client_of(tmp_path, columns.shape), columns), wanted)
     objectness = scores.max(1, keepdims=True)
+    columns = np.concatenate((spans, scores), 1).T
     rows = np.concatenate((spans, objectness, scores / objectness), 1)
-    check_equal(detect(client_of(tmp_path, rows.shape), rows), wanted)
-    points, extras = np.zeros((COUNT, 6), np.float32), np.ones((COUNT, 32), np.float32)
-    posed = np.concatenate((columns, points.T))
-    check_equal(detect(client_of(tmp_path, posed.shape, keypoints="2,3"), posed), wanted)
-    tables = {
+    points, extras = np.zeros((6, COUNT), np.float32), np.ones((COUNT, 32), np.float32)
+    heads: list[tuple[Floats, dict[str, str]]] = [
+        (columns, {}),
+        (rows, {}),
+        (np.concatenate((columns, points)), {"keypoints": "2,3"}),
+    ]
+    for table, settings in heads:
+        check_equal(detect(client_of(tmp_path, table.shape, **settings), table), wanted)
+    masked = {
         "yolov5u": np.concatenate((columns, extras.T)),
         "yolov5": np.concatenate((rows, extras), 1),
     }
-    for layout, table in tables.items():
+    for layout, table in masked.items():
         client = client_of(tmp_path, table.shape, (32, 80, 80), layout=layout)
         check_equal(detect(client, table, np.zeros((32, 80, 80)), masks="none"), wanted)
 
@@ -149,7 +148,7 @@ def test_enlarge_masks_as_torch_does(layout: str, tmp_path: Path) -> None:
         np.array([[120, 160, 80, 110], [230, 150, 100, 90]]),
         np.array([[0.9, 0.1], [0.2, 0.8]]),
     )
-    low, high = spans[:, :2] - spans[:, 2:] / 2, spans[:, :2] + spans[:, 2:] / 2
+    low, high = corners_of(spans)
     table = {
         "yolov5u": np.concatenate((spans, scores, coefficients), 1).T,
         "yolov5": np.concatenate((spans, np.ones((2, 1)), scores, coefficients), 1),

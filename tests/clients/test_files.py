@@ -1,5 +1,6 @@
 """A setting that names a file names one in the model's folder."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -7,45 +8,37 @@ import pytest
 from clients.base import Model, TensorSpec
 from serving.clients import client_class
 from serving.errors import InvalidRequest
-from tests.clients.text_models import serve
+from tests.support.harness import ROOT
 
-pytestmark = pytest.mark.full
+pytestmark = pytest.mark.unit
 
-IMAGE = TensorSpec("x", "FP32", (3, 8, 8))
-ROW = TensorSpec("x", "FP32", (10,))
-CLASSES = TensorSpec("y", "FP32", (10,))
-OUTSIDE = ["/{tmp}/secret.txt", "../secret.txt", "sub/../../secret.txt"]
+IMAGE = (TensorSpec("x", "FP32", (3, 8, 8)),)
+ROW = (TensorSpec("x", "FP32", (10,)),)
+TOKENS = tuple(TensorSpec(name, "INT64", (-1,)) for name in ("input_ids", "attention_mask"))
+CLASSES = (TensorSpec("logits", "FP32", (10,)),)
+TASK = {"task": "text-classification"}
 
 
-@pytest.mark.parametrize("name", OUTSIDE)
+@pytest.mark.parametrize("name", ["/{tmp}/secret", "../secret"])
 @pytest.mark.parametrize(
-    ("client", "setting", "spec"),
-    [("resnet", "labels", IMAGE), ("table", "labels", ROW), ("table", "columns", ROW)],
+    ("client", "inputs", "others", "setting"),
+    [
+        ("image_classification", IMAGE, {}, "labels"),
+        ("table", ROW, {}, "labels"),
+        ("table", ROW, {}, "columns"),
+        ("text", TOKENS, TASK, "labels"),
+        ("text", TOKENS, TASK, "tokenizer"),
+    ],
 )
 def test_refuse_files_of_other_folders(
-    tmp_path: Path, client: str, setting: str, spec: TensorSpec, name: str
+    client: str,
+    inputs: tuple[TensorSpec, ...],
+    others: dict[str, str],
+    setting: str,
+    name: str,
+    tmp_path: Path,
 ) -> None:
-    folder = tmp_path / "model"
-    (folder / "sub").mkdir(parents=True)
-    for file in (tmp_path / "secret.txt", folder / "sub/inside.txt"):
-        file.write_text("\n".join(map(str, range(10))))
-
-    def make(name: str) -> object:
-        return client_class(client)(Model("mine", folder, (spec,), (CLASSES,), 8, {setting: name}))
-
-    assert make("sub/inside.txt")
+    shutil.copytree(ROOT / "model_repository/bert/tokenizer", tmp_path / "model/tokenizer")
+    make, settings = client_class(client), others | {setting: name.format(tmp=tmp_path)}
     with pytest.raises(InvalidRequest, match="secret"):
-        make(name.format(tmp=tmp_path))
-
-
-@pytest.mark.parametrize("setting", ["labels", "tokenizer"])
-@pytest.mark.parametrize("name", ["/{tmp}/secret", "../secret"])
-def test_read_no_file_outside_a_text_model_s_folder(
-    tmp_path: Path, setting: str, name: str
-) -> None:
-    serve(tmp_path, "text-classification")
-    (tmp_path / "secret").symlink_to(
-        tmp_path / "bert/tokenizer" if setting == "tokenizer" else __file__
-    )
-    with pytest.raises(InvalidRequest, match="secret"):
-        serve(tmp_path, "text-classification", None, "bert", **{setting: name.format(tmp=tmp_path)})
+        make(Model("mine", tmp_path / "model", inputs, CLASSES, 8, settings))

@@ -52,6 +52,10 @@ def photo(size: tuple[int, int] = (60, 40), seed: int = 0) -> Image.Image:
     return Image.fromarray(noisy.astype(np.uint8))
 
 
+def pixels(client: Client, *images: Image.Image) -> Any:
+    return client.prepare(images, {})["pixels"]
+
+
 def predict(client: Client, rows: Any, top_k: int = 5) -> list[Any]:
     outputs = {"scores": np.asarray(rows)}
     return client.postprocess(
@@ -113,9 +117,7 @@ def test_stretch_as_transformers_image_processor_does(
         size={"height": target[0], "width": target[1]}, image_mean=MEAN, image_std=STD
     )
     expected = reference(photo(size), return_tensors="np")["pixel_values"]
-    np.testing.assert_allclose(
-        client.prepare([photo(size)], {})["pixels"], expected, rtol=0, atol=1e-5
-    )
+    np.testing.assert_allclose(pixels(client, photo(size)), expected, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("size", [(500, 250), (250, 500), (64, 64), (20, 40), (300, 10)])
@@ -138,16 +140,14 @@ def test_cover_a_frame_that_is_not_square_and_crop_the_centre() -> None:
 @pytest.mark.parametrize("resize", ["shortest", "stretch", "pad"])
 def test_crop_a_ribbon_without_enlarging_it_first(size: tuple[int, int], resize: str) -> None:
     """If it were resized first (shorter side to 256), it would take 10 GB."""
-    assert client_of(resize=resize).prepare([Image.new("RGB", size, "red")], {})[
-        "pixels"
-    ].shape == (1, 3, 224, 224)
+    assert pixels(client_of(resize=resize), Image.new("RGB", size, "red")).shape == (1, 3, 224, 224)
 
 
 def test_crop_a_ribbon_at_the_same_place_as_other_images() -> None:
     ribbon = photo((20 * 32, 32)).convert("RGB")
     client = client_of((3, 32, 32), crop_pct="1", scale="1", mean="0", std="1")
     expected = np.asarray(ribbon.crop((304, 0, 336, 32))).transpose(2, 0, 1)
-    np.testing.assert_array_equal(client.prepare([ribbon], {})["pixels"][0], expected)
+    np.testing.assert_array_equal(pixels(client, ribbon)[0], expected)
 
 
 @pytest.mark.parametrize(
@@ -162,23 +162,21 @@ def test_crop_a_ribbon_at_the_same_place_as_other_images() -> None:
 def test_scale_pixels_and_normalise_them_by_mean_and_std(
     settings: dict[str, Any], pixel: list[float]
 ) -> None:
-    tensor = client_of((3, 4, 4), **settings).prepare([Image.new("RGB", (9, 9), (10, 20, 30))], {})[
-        "pixels"
-    ]
+    tensor = pixels(client_of((3, 4, 4), **settings), Image.new("RGB", (9, 9), (10, 20, 30)))
     assert tensor[0, :, 0, 0].tolist() == pixel
 
 
 @pytest.mark.parametrize("size", [(50, 40), (40, 50)])
 def test_put_the_channels_last_for_nhwc(size: tuple[int, int]) -> None:
     first, last = client_of((3, 32, 24)), client_of((32, 24, 3))
-    expected = first.prepare([photo(size), photo(size, 1)], {})["pixels"]
-    actual = last.prepare([photo(size), photo(size, 1)], {})["pixels"]
+    expected = pixels(first, photo(size), photo(size, 1))
+    actual = pixels(last, photo(size), photo(size, 1))
     np.testing.assert_array_equal(actual, expected.transpose(0, 2, 3, 1))
 
 
 def test_convert_to_grey_for_one_channel() -> None:
     client = client_of((1, 28, 28), mean="0", std="1", resize="stretch")
-    tensor = client.prepare([photo()], {})["pixels"]
+    tensor = pixels(client, photo())
     expected = np.asarray(photo().convert("L").resize((28, 28), Image.Resampling.BILINEAR)) / 255
     np.testing.assert_allclose(tensor[0, 0], expected, atol=1e-6)
     padded = client_of((28, 28, 1), mean="0", std="1", resize="pad", pad_value="9")
@@ -189,33 +187,29 @@ def test_convert_to_grey_for_one_channel() -> None:
     ("datatype", "numpy_type"), [("FP16", np.float16), ("FP32", np.float32), ("FP64", np.float64)]
 )
 def test_make_the_tensor_in_the_input_s_datatype(datatype: str, numpy_type: Any) -> None:
-    tensor = client_of(datatype=datatype).prepare([photo()], {})["pixels"]
+    tensor = pixels(client_of(datatype=datatype), photo())
     assert tensor.dtype == numpy_type
-    np.testing.assert_allclose(tensor, client_of().prepare([photo()], {})["pixels"], atol=2e-3)
+    np.testing.assert_allclose(tensor, pixels(client_of(), photo()), atol=2e-3)
 
 
 def test_pass_raw_pixels_to_an_input_of_uint8() -> None:
     client = client_of((24, 32, 3), datatype="UINT8", classes=(10,))
-    np.testing.assert_array_equal(
-        client.prepare([photo((64, 48))], {})["pixels"][0], client.fit(photo((64, 48)))
-    )
+    np.testing.assert_array_equal(pixels(client, photo((64, 48)))[0], client.fit(photo((64, 48))))
 
 
 def test_take_a_variable_size_from_the_setting() -> None:
-    assert client_of((3, -1, -1), size="48").prepare([photo()], {})["pixels"].shape == (
+    assert pixels(client_of((3, -1, -1), size="48"), photo()).shape == (1, 3, 48, 48)
+    assert pixels(client_of((-1, -1, -1), size="48,64", layout="nhwc"), photo()).shape == (
         1,
+        48,
+        64,
         3,
-        48,
-        48,
     )
-    assert client_of((-1, -1, -1), size="48,64", layout="nhwc").prepare([photo()], {})[
-        "pixels"
-    ].shape == (1, 48, 64, 3)
 
 
 def test_add_a_batch_dimension_of_the_model_s_own_to_every_row() -> None:
     client = client_of((1, 3, 32, 32), classes=(1, 10), max_batch_size=0)
-    assert client.prepare([photo(), photo()], {})["pixels"].shape == (2, 1, 3, 32, 32)
+    assert pixels(client, photo(), photo()).shape == (2, 1, 3, 32, 32)
     assert ids(predict(client, np.eye(10, dtype=np.float32)[None, 3:4], top_k=1)[0]) == [3]
 
 

@@ -16,7 +16,6 @@ from serving.errors import InferenceFailed, InvalidRequest
 
 pytestmark = pytest.mark.unit
 
-FOLDER = Path(__file__).resolve().parents[2] / "model_repository" / "yolov5"
 LABELS = ["cat", "dog", "7"]
 
 

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
-from clients._boxes import PORTION, Letterbox, nms
+from clients._boxes import Letterbox, nms
 from clients._masks import outlines
 from clients._text.classification import TextRanking
 from clients._text.tokenizer import SHORT, TextTokenizer
@@ -76,34 +76,6 @@ def test_cut_long_texts_of_a_pair_without_changing_its_tokens(
     tensors = tokenizer.encode([pair, pair])
     assert tensors["input_ids"].tolist() == [library.encode(*pair).ids] * 2
     assert tensors["num_tokens"].tolist() == [len(whole)] * 2
-
-
-def test_keep_the_same_boxes_in_several_portions() -> None:
-    rng = np.random.default_rng(0)
-    corners = rng.uniform(0, 60, (3 * PORTION, 2))
-    boxes = np.concatenate((corners, corners + rng.uniform(1, 30, corners.shape)), 1)
-    scores, classes = rng.uniform(0, 1, len(boxes)), rng.integers(0, 3, len(boxes))
-    for iou in (0.0, 0.45, 0.8, 1.0):
-        kept = nms(boxes, scores, classes, iou, 300)
-        assert kept.tolist() == plain_nms(boxes, scores, classes, iou, 300)
-
-
-def plain_nms(boxes: Any, scores: Any, classes: Any, iou: float, limit: int) -> list[int]:
-    kept: list[int] = []
-    for at in np.argsort(-scores, kind="stable").tolist():
-        if len(kept) < limit and not any(
-            classes[at] == classes[other] and overlap(boxes[at], boxes[other]) > iou
-            for other in kept
-        ):
-            kept.append(at)
-    return kept
-
-
-def overlap(one: Any, other: Any) -> float:
-    sides = np.minimum(one[2:], other[2:]) - np.maximum(one[:2], other[:2])
-    common = float(sides.clip(0).prod())
-    areas = (one[2:] - one[:2]).prod() + (other[2:] - other[:2]).prod()
-    return common / (float(areas) - common)
 
 
 FIT = Letterbox.fit(8, 8, 8, 8)
@@ -187,7 +159,7 @@ class Noted:
         return getattr(self._tokenizer, name)
 
 
-def test_tokenize_without_holding_the_gil(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tokenize_without_holding_the_gil(folder: Path) -> None:
     """The library's `encode` holds it, and all other requests of the worker would wait."""
     read: list[Callable[[TextTokenizer], Tensors]] = [
         lambda tokenizer: tokenizer.windows([("a", "b " * 100)], LIMIT, 2),
@@ -195,7 +167,7 @@ def test_tokenize_without_holding_the_gil(folder: Path, monkeypatch: pytest.Monk
     ]
     for tokens in read:
         tokenizer = TextTokenizer(folder / "tokenizer", 0)
-        noted = Noted(tokenizer.tokenizer)
-        monkeypatch.setattr(tokenizer, "tokenizer", noted)
+        noted: Any = Noted(tokenizer.tokenizer)
+        tokenizer.tokenizer = noted
         tokens(tokenizer)
         assert noted.used & {"encode", "encode_batch"} == {"encode_batch"}

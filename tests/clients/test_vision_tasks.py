@@ -3,6 +3,7 @@ encoders."""
 
 import io
 from base64 import b64decode
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from build_engines.errors import BuildError
 from build_engines.request import Request
 from clients import detr, image_embedding, semantic_segmentation
 from clients._masks import MOST_PIXELS
-from clients.base import Model, TensorSpec
+from clients.base import Model, ModelClient, TensorSpec
 from clients.semantic_segmentation import best_classes
 from serving.codecs import Limits, encode_image
 from serving.errors import InferenceFailed, InvalidRequest
@@ -40,14 +41,19 @@ from tests.clients.vision_models import (
 pytestmark = pytest.mark.full
 
 
+NOWHERE = Path("/nonexistent")
+
+
+def model_of(folder: Path, *lead: int, batch: int = 8, **outputs: tuple[int, ...]) -> Model:
+    """Return a model of images with these outputs; `lead` are all shapes' own first dimensions."""
+    inputs = (TensorSpec("input", "UINT8", (*lead, 3, 8, 8)),)
+    specs = (TensorSpec(name, "FP32", (*lead, *shape)) for name, shape in outputs.items())
+    return Model("own", folder, inputs, tuple(specs), batch)
+
+
 def detector_of(folder: Path, classes: int = 3, boxes: int = 4, **settings: str) -> detr.Client:
-    outputs = (
-        TensorSpec("logits", "FP32", (2, classes)),
-        TensorSpec("pred_boxes", "FP32", (2, boxes)),
-    )
-    return detr.Client(
-        Model("own", folder, (TensorSpec("input", "UINT8", (3, 8, 8)),), outputs, 8, settings)
-    )
+    model = model_of(folder, logits=(2, classes), pred_boxes=(2, boxes))
+    return detr.Client(replace(model, parameters=settings))
 
 
 def detections_of(
@@ -91,15 +97,28 @@ def test_return_the_best_class_of_a_box_or_several(tmp_path: Path) -> None:
     assert len(detections_of(more, logits, BOXES, confidence=0.9)) == 3
 
 
-def test_get_boxes_from_a_network_with_a_fixed_batch_of_one(tmp_path: Path) -> None:
-    outputs = (TensorSpec("logits", "FP32", (1, 2, 3)), TensorSpec("pred_boxes", "FP32", (1, 2, 4)))
-    client = detr.Client(
-        Model("own", tmp_path, (TensorSpec("input", "UINT8", (1, 3, 8, 8)),), outputs, 0)
-    )
-    logits = [[9, 8.5, 0], [0, 1, 9]]
-    assert detections_of(client, [logits], [BOXES]) == detections_of(
-        detector_of(tmp_path), logits, BOXES
-    )
+OUTPUTS: dict[type[ModelClient], dict[str, Any]] = {
+    detr.Client: {"logits": [[9, 8.5, 0], [0, 1, 9]], "pred_boxes": BOXES},
+    image_embedding.Client: {"vector": [3, 4]},
+    semantic_segmentation.Client: {"scores": np.arange(24).reshape(3, 2, 4) % 7},
+}
+
+
+def answer_of(kind: type[ModelClient], *lead: int, batch: int) -> list[Any]:
+    arrays = {name: np.array(values, np.float32) for name, values in OUTPUTS[kind].items()}
+    shapes = {name: array.shape for name, array in arrays.items()}
+    client = kind(model_of(NOWHERE, *lead, batch=batch, **shapes))
+    # the caller adds a dimension for the image
+    outputs = {name: array.reshape(1, *lead, *array.shape) for name, array in arrays.items()}
+    return client.postprocess(outputs, {}, images()[:1], client.read_parameters({}))
+
+
+@pytest.mark.parametrize("lead", [(), (1,)], ids=["none", "one"])
+@pytest.mark.parametrize("kind", OUTPUTS)
+def test_answer_alike_with_a_fixed_batch_of_one_or_none(
+    kind: type[ModelClient], lead: tuple[int, ...]
+) -> None:
+    np.testing.assert_equal(answer_of(kind, *lead, batch=0), answer_of(kind, batch=8))
 
 
 def test_decode_a_large_jpeg_for_boxes_at_full_size(tmp_path: Path) -> None:
@@ -138,12 +157,8 @@ def test_refuse_outputs_that_are_not_boxes_with_these_labels(tmp_path: Path) -> 
             detections_of(detector_of(tmp_path, classes=-1), logits, BOXES)
 
 
-def encoder_of(*shape: int) -> image_embedding.Client:
-    inputs, outputs = (
-        (TensorSpec("input", "UINT8", (3, 8, 8)),),
-        (TensorSpec("vector", "FP32", shape),),
-    )
-    return image_embedding.Client(Model("own", Path("/nonexistent"), inputs, outputs, 8))
+def encoder_of(*shape: int, batch: int = 8) -> image_embedding.Client:
+    return image_embedding.Client(model_of(NOWHERE, batch=batch, vector=shape))
 
 
 def of_the_network(checkpoint: Path, name: str, picture: Image.Image) -> Any:
@@ -218,20 +233,10 @@ def test_refuse_the_text_tower_of_another_network(tmp_path: Path) -> None:
         exported(Request("words", client="bert"), folder, tmp_path / "made")
 
 
-def test_get_a_vector_from_an_encoder_with_a_fixed_batch_of_one() -> None:
-    inputs, outputs = (
-        (TensorSpec("input", "UINT8", (1, 3, 8, 8)),),
-        (TensorSpec("vector", "FP32", (1, 2)),),
-    )
-    client = image_embedding.Client(Model("own", Path("/nonexistent"), inputs, outputs, 0))
-    vectors = np.array([[[3, 4]]], np.float32)  # the caller adds a dimension for the image
-    (read,) = client.postprocess({"vector": vectors}, {}, [None], {"normalize": False})
-    assert read["embedding"].tolist() == [3, 4]
-
-
 def test_refuse_an_output_that_is_not_a_vector() -> None:
-    with pytest.raises(InvalidRequest, match="'vector'"):
-        encoder_of(7, 7, 32)
+    for shape, batch in (((7, 7, 32), 8), ((1, 2), 0)):
+        with pytest.raises(InvalidRequest, match="'vector'"):
+            encoder_of(*shape, batch=batch)
     for wrong in (np.full((1, 4), np.nan), np.zeros((1, 2, 4))):
         with pytest.raises(InferenceFailed, match="'vector'"):
             encoder_of(4).postprocess({"vector": wrong}, {}, images()[:1], {"normalize": True})
@@ -242,11 +247,7 @@ def test_refuse_an_output_that_is_not_a_vector() -> None:
 
 
 def segmenter_of(folder: Path, *shape: int) -> semantic_segmentation.Client:
-    inputs, outputs = (
-        (TensorSpec("input", "UINT8", (3, 8, 8)),),
-        (TensorSpec("scores", "FP32", shape),),
-    )
-    return semantic_segmentation.Client(Model("own", folder, inputs, outputs, 8))
+    return semantic_segmentation.Client(model_of(folder, scores=shape))
 
 
 def map_answer(
@@ -298,36 +299,6 @@ def test_sort_shares_and_let_the_first_class_win_equal_scores(tmp_path: Path) ->
     shares = [(each["label"], each["class_id"], each["share"]) for each in prediction["segments"]]
     assert shares == [("2", 2, 0.75), ("0", 0, 0.25)]
     assert map_of(prediction).tolist() == [[0, 2, 2, 2]] * 2
-
-
-def test_get_a_map_from_a_network_with_a_fixed_batch_of_one(tmp_path: Path) -> None:
-    inputs, outputs = (
-        (TensorSpec("input", "UINT8", (1, 3, 8, 8)),),
-        (TensorSpec("scores", "FP32", (1, 3, 2, 4)),),
-    )
-    scores = np.zeros((1, 3, 2, 4))
-    scores[:, 1] = 1
-    client = semantic_segmentation.Client(Model("own", tmp_path, inputs, outputs, 0))
-    prediction = map_answer(client, scores, Image.new("RGB", (4, 2)))
-    assert map_of(prediction).tolist() == [[1] * 4] * 2
-
-
-def test_take_a_network_without_a_batch_dimension(tmp_path: Path) -> None:
-    inputs = (TensorSpec("input", "UINT8", (3, 8, 8)),)
-    outputs = (TensorSpec("scores", "FP32", (3, 2, 4)),)
-    segmenter = semantic_segmentation.Client(Model("own", tmp_path, inputs, outputs, 0))
-    scores = np.zeros((3, 2, 4))
-    scores[1] = 1
-    prediction = map_answer(segmenter, scores, Image.new("RGB", (4, 2)))
-    assert map_of(prediction).tolist() == [[1] * 4] * 2
-    outputs = (TensorSpec("vector", "FP32", (2,)),)
-    encoder = image_embedding.Client(Model("own", tmp_path, inputs, outputs, 0))
-    vectors = {"vector": np.array([[3, 4]], np.float32)}
-    (prediction,) = encoder.postprocess(vectors, {}, [None], {"normalize": False})
-    assert list(prediction["embedding"]) == [3, 4]
-    nested = (TensorSpec("vector", "FP32", (1, 2)),)
-    with pytest.raises(InvalidRequest, match="'vector'"):
-        image_embedding.Client(Model("own", tmp_path, inputs, nested, 0))
 
 
 def test_bound_draw_and_omit_a_map(tmp_path: Path) -> None:

@@ -17,20 +17,15 @@ from build_engines.stored_model import open_model
 from clients.base import ModelClient, Tensors
 from tests.build_engines.models import session
 
-SMALL = {
+NETWORK = {
     "hidden_size": 32,
     "num_hidden_layers": 2,
     "num_attention_heads": 2,
     "intermediate_size": 48,
 }
-SMALL |= {"image_size": 32, "patch_size": 8}
-WORDS = {
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "intermediate_size": 48,
-}
-WORDS |= {"vocab_size": 320, "max_position_embeddings": 24, "bos_token_id": 0, "eos_token_id": 2}
+SMALL = NETWORK | {"image_size": 32, "patch_size": 8}
+WORDS = NETWORK | {"vocab_size": 320, "max_position_embeddings": 24}
+WORDS |= {"bos_token_id": 0, "eos_token_id": 2}
 LABELS = {0: "cat", 1: "dog", 2: "fox", 3: "hen", 4: "owl"}
 NAMED = {"id2label": LABELS, "label2id": {label: index for index, label in LABELS.items()}}
 SIDES = {"height": 32, "width": 32}
@@ -77,14 +72,14 @@ def _siglip() -> Any:
 
 
 def _segformer() -> Any:
-    sizes = {
-        "hidden_sizes": [8, 16, 16, 24],
-        "depths": [1] * 4,
-        "num_attention_heads": [1, 2, 2, 2],
-    }
-    return hf.SegformerForSemanticSegmentation(
-        hf.SegformerConfig(**sizes, decoder_hidden_size=16, **NAMED)
+    config = hf.SegformerConfig(
+        hidden_sizes=[8, 16, 16, 24],
+        depths=[1] * 4,
+        num_attention_heads=[1, 2, 2, 2],
+        decoder_hidden_size=16,
+        **NAMED,
     )
+    return hf.SegformerForSemanticSegmentation(config)
 
 
 def _yolos() -> Any:
@@ -101,65 +96,52 @@ def _detr(kind: str = "Detr", **more: Any) -> Any:
 
 
 def _deformable_detr() -> Any:
-    points = {"encoder_n_points": 2, "decoder_n_points": 2, "num_feature_levels": 2}
-    return _detr("DeformableDetr", d_model=32, decoder_layers=2, **points)
+    return _detr(
+        "DeformableDetr",
+        d_model=32,
+        decoder_layers=2,
+        encoder_n_points=2,
+        decoder_n_points=2,
+        num_feature_levels=2,
+    )
 
 
 def _rt_detr() -> Any:
-    sizes = {
-        "embedding_size": 8,
-        "hidden_sizes": [8, 16, 24, 32],
-        "depths": [1] * 4,
-        "layer_type": "basic",
-    }
-    backbone = hf.RTDetrResNetConfig(**sizes, out_features=["stage2", "stage3", "stage4"])
-    channels = {
-        "encoder_in_channels": [16, 24, 32],
-        "decoder_in_channels": [16] * 3,
-        "encoder_hidden_dim": 16,
-    }
-    return hf.RTDetrForObjectDetection(
-        hf.RTDetrConfig(
-            **LOCAL, backbone_config=backbone, **channels, **NARROW, **NAMED, num_denoising=0
-        )
+    backbone = hf.RTDetrResNetConfig(
+        embedding_size=8,
+        hidden_sizes=[8, 16, 24, 32],
+        depths=[1] * 4,
+        layer_type="basic",
+        out_features=["stage2", "stage3", "stage4"],
     )
+    config = hf.RTDetrConfig(
+        **LOCAL,
+        backbone_config=backbone,
+        encoder_in_channels=[16, 24, 32],
+        decoder_in_channels=[16] * 3,
+        encoder_hidden_dim=16,
+        **NARROW,
+        **NAMED,
+        num_denoising=0,
+    )
+    return hf.RTDetrForObjectDetection(config)
 
 
 # Each is the network, and the class and settings of its image processor.
 Made = tuple[Callable[..., Any], str, Mapping[str, Any]]
-STAGES = {
-    "depths": [1, 1],
-    "num_heads": [2, 4],
-    "embed_dim": 16,
-    "image_size": 32,
-    "patch_size": 4,
-    "window_size": 4,
-}
-NARROWEST = {
-    "width_coefficient": 0.25,
-    "depth_coefficient": 0.3,
-    "hidden_dim": 320,
-    "image_size": 32,
-}
-NECKS = {
-    "hidden_sizes": [16, 24, 32],
-    "neck_hidden_sizes": [8, 8, 8, 8, 16, 16, 32],
-    "num_attention_heads": 2,
-}
-DEEP = {"depths": [1, 1], "hidden_sizes": [16, 24], "num_stages": 2}
 UNCENTERED = {"resample": 0, "rescale_offset": True, "rescale_factor": 1 / 127.5}
 LARGER = {"size": {"height": 36, "width": 36}, "crop_size": SIDES}
 CLASSIFIERS: dict[str, Made] = {
     "vit": (_classifier("ViT", **SMALL), "ViT", {"size": SIDES}),
     "deit": (_classifier("DeiT", **SMALL), "DeiT", LARGER | IMAGENET),
-    "swin": (_classifier("Swin", **STAGES), "ViT", {"size": SIDES, **IMAGENET}),
-    "convnext": (
-        _classifier("ConvNext", **DEEP),
-        "ConvNext",
-        {"size": {"shortest_edge": 32}, **IMAGENET},
-    ),
     "efficientnet": (
-        _classifier("EfficientNet", **NARROWEST),
+        _classifier(
+            "EfficientNet",
+            width_coefficient=0.25,
+            depth_coefficient=0.3,
+            hidden_dim=320,
+            image_size=32,
+        ),
         "EfficientNet",
         {"size": SIDES, **UNCENTERED, **IMAGENET},
     ),
@@ -168,7 +150,17 @@ CLASSIFIERS: dict[str, Made] = {
         "MobileNetV2",
         {"size": {"shortest_edge": 37}, "crop_size": SIDES, "resample": 2},
     ),
-    "mobilevit": (_classifier("MobileViT", **NECKS, image_size=32), "MobileViT", CUT),
+    "mobilevit": (
+        _classifier(
+            "MobileViT",
+            hidden_sizes=[16, 24, 32],
+            neck_hidden_sizes=[8, 8, 8, 8, 16, 16, 32],
+            num_attention_heads=2,
+            image_size=32,
+        ),
+        "MobileViT",
+        CUT,
+    ),
     "resnet": (
         _classifier("ResNet", **FOLDED),
         "ConvNext",

@@ -33,23 +33,23 @@ def paletted() -> Image.Image:
 
 
 @pytest.mark.parametrize(
-    ("image", "format", "colour"),
+    ("mode", "value", "format", "colour"),
     [
-        (Image.new("L", (4, 3), 77), "PNG", (77, 77, 77)),
-        (Image.fromarray(np.full((2, 2), 257 * 100, np.uint16)), "PNG", (100, 100, 100)),
-        (Image.new("RGB", (4, 4), RED).quantize(4), "PNG", RED),
-        (Image.new("1", (4, 4), 1), "PNG", WHITE),
+        ("L", 77, "PNG", (77, 77, 77)),
+        ("I;16", 257 * 100, "PNG", (100, 100, 100)),
+        ("1", 1, "PNG", WHITE),
         # what is transparent is laid on white
-        (Image.new("RGBA", (2, 2), (255, 0, 0, 0)), "PNG", WHITE),
-        (Image.new("RGBA", (2, 2), (255, 0, 0, 128)), "PNG", (255, 127, 127)),
-        (Image.new("LA", (2, 2), (0, 0)), "PNG", WHITE),
-        (Image.new("CMYK", (8, 8), (255, 0, 0, 0)), "JPEG", (0, 255, 255)),
-        *((Image.new("RGB", (16, 16), GREEN), each, GREEN) for each in FORMATS),
+        ("RGBA", (255, 0, 0, 0), "PNG", WHITE),
+        ("RGBA", (255, 0, 0, 128), "PNG", (255, 127, 127)),
+        ("LA", (0, 0), "PNG", WHITE),
+        ("CMYK", (255, 0, 0, 0), "JPEG", (0, 255, 255)),
+        *(("RGB", GREEN, each, GREEN) for each in FORMATS),
     ],
 )
 def test_convert_an_image_of_any_mode_and_format_to_rgb(
-    image: Image.Image, format: str, colour: tuple[int, ...]
+    mode: str, value: Any, format: str, colour: tuple[int, ...]
 ) -> None:
+    image = Image.new(mode, (16, 12), value)
     decoded = IMAGE.from_bytes(encoded(image, format, quality=95), LIMITS)
     assert (decoded.mode, decoded.size) == ("RGB", image.size)
     assert corner(decoded) == pytest.approx(colour, abs=6 if format == "JPEG" else 1)

@@ -10,6 +10,7 @@ import struct
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import cv2
 import numpy as np
@@ -115,6 +116,10 @@ def test_pass_no_expensive_image_to_a_model_that_decodes(name: str) -> None:
         ENCODED_IMAGE.from_bytes(make(), Limits(PIXELS))
 
 
+def decoded(file: bytes) -> Any:
+    return IMAGE.from_bytes(file, Limits())
+
+
 LEVELS = np.arange(0, 2**16, 16, np.uint16).reshape(64, 64)
 
 
@@ -122,42 +127,42 @@ LEVELS = np.arange(0, 2**16, 16, np.uint16).reshape(64, 64)
 def test_read_a_16_bit_grey_image_as_opencv_does(format: str, kind: str) -> None:
     file = encoded(Image.fromarray(LEVELS.astype(kind)), format)
     wanted = cv2.imdecode(np.frombuffer(file, np.uint8), cv2.IMREAD_COLOR)
-    assert np.array_equal(IMAGE.from_bytes(file, Limits()), wanted)
+    assert np.array_equal(decoded(file), wanted)
 
 
 @pytest.mark.parametrize("format", [".png", ".tiff"])
 @pytest.mark.parametrize("channels", [1, 3])
 def test_read_the_high_bytes_of_16_bit_images(format: str, channels: int) -> None:
     file = cv2.imencode(format, np.dstack([LEVELS] * channels))[1].tobytes()
-    assert np.array_equal(IMAGE.from_bytes(file, Limits()), np.dstack([LEVELS >> 8] * 3))
+    assert np.array_equal(decoded(file), np.dstack([LEVELS >> 8] * 3))
 
 
 @pytest.mark.parametrize(("alpha", "level"), [(0, 255), (65535, 3)])
 def test_lay_an_alpha_channel_of_16_bits_on_white(alpha: int, level: int) -> None:
     file = cv2.imencode(".png", np.array([[[1000, 1000, 1000, alpha]]], np.uint16))[1].tobytes()
-    assert IMAGE.from_bytes(file, Limits()).getpixel((0, 0)) == (level,) * 3
+    assert decoded(file).getpixel((0, 0)) == (level,) * 3
 
 
 def test_lay_transparent_grey_of_16_bits_on_white() -> None:
     file = png(colour=4, row=4 * 8, depth=16, side=8)
-    assert IMAGE.from_bytes(file, Limits()).getcolors() == [(64, (255, 255, 255))]
+    assert decoded(file).getcolors() == [(64, (255, 255, 255))]
 
 
 def test_lay_a_transparent_level_of_16_bits_on_white() -> None:
     file = encoded(Image.fromarray(LEVELS), "PNG", transparency=1600)
     wanted = np.where(LEVELS == 1600, 255, LEVELS >> 8)
-    assert np.array_equal(np.asarray(IMAGE.from_bytes(file, Limits()))[..., 0], wanted)
+    assert np.array_equal(np.asarray(decoded(file))[..., 0], wanted)
 
 
 @pytest.mark.parametrize(("white_is_zero", "level"), [(0, 255 - 0xAB), (1, 0xAB)])
 def test_invert_a_16_bit_tiff_whose_white_is_zero(white_is_zero: int, level: int) -> None:
     file = grey_tiff(16, struct.pack("<2H", 0xABCD, 0xABCD), white_is_zero)
-    assert IMAGE.from_bytes(file, Limits()).getcolors() == [(2, (level,) * 3)]
+    assert decoded(file).getcolors() == [(2, (level,) * 3)]
 
 
 def test_read_the_first_8_bits_of_a_12_bit_tiff() -> None:
     file = grey_tiff(12, b"\xab\xca\xbc")
-    assert IMAGE.from_bytes(file, Limits()).getcolors() == [(2, (0xAB,) * 3)]
+    assert decoded(file).getcolors() == [(2, (0xAB,) * 3)]
 
 
 def grey_tiff(bits: int, pixels: bytes, photometric: int = 1) -> bytes:
@@ -171,7 +176,7 @@ def grey_tiff(bits: int, pixels: bytes, photometric: int = 1) -> bytes:
 def test_refuse_pixels_without_a_white_in_words(kind: str, mode: str) -> None:
     file = encoded(Image.fromarray(LEVELS.astype(kind)), "TIFF")
     with pytest.raises(DecodingError, match=rf"mode {mode}\); send 8 or 16 unsigned bits"):
-        IMAGE.from_bytes(file, Limits())
+        decoded(file)
 
 
 def test_convert_the_pixels_of_every_strip() -> None:

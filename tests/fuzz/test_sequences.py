@@ -17,7 +17,7 @@ from tests.support.streaming_models import ID_TYPES, STRATEGIES, make_summers, s
 
 pytestmark = pytest.mark.full
 
-CALLS = int(os.environ.get("FUZZ_CALLS") or 1500)
+CALLS = int(os.environ.get("FUZZ_CALLS") or 600)
 THREADS = 4  # the direct strategy has 8 slots: each caller has at most two sequences of a model
 STEP, HOSTILE = 4.0, 0.5  # numbers of a session's own steps, and of the other requests
 ANSWERS = {200, 400, 410, 413}

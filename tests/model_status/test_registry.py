@@ -5,7 +5,9 @@ import os
 import socket
 import sys
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 from serving.errors import ModelNotLoaded, ModelNotReady, ModelRestarting, VersionNotFound
 from serving.front.admission import Admission, Slot
 from serving.model_status.registry import Registry
+from serving.model_status.served_model import ServedModel
 from serving.model_status.shared_files import Table
 from serving.model_status.states import ADDING, LOADING, READY, RESTARTING, UNLOADING
 from serving.model_status.table import Entry, Models
@@ -59,6 +62,13 @@ def registry(tmp_path: Path) -> Registry:
     return Registry(Loaded(), table, tmp_path / "deaths")
 
 
+@contextmanager
+def called(registry: Registry, name: str, version: str | None = None) -> Iterator[ServedModel]:
+    """Make a call of the model in the context."""
+    with ADMISSION.enter(0) as slot, registry.use(slot.keep, name, version) as served:
+        yield served
+
+
 def write(table: Table, *entries: Entry, by_call: bool = False) -> None:
     policy = ON_POST if by_call else AT_START
     table.write(Models({entry.name: entry for entry in entries}, policy=policy.name))
@@ -72,7 +82,7 @@ def test_call_a_warm_model_while_another_client_is_loading(
     (tmp_path / "slow/client.py").write_text(OWN + SLOW.format(fifo=fifo))
 
     def call(name: str) -> str:
-        with ADMISSION.enter(0) as slot, registry.use(slot.keep, name) as served:
+        with called(registry, name) as served:
             return served.name if served.client else ""
 
     assert call("warm") == "warm"
@@ -103,11 +113,7 @@ def test_report_a_dead_process_with_the_time_the_call_began(
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         manager.bind(str(tmp_path / "deaths"))
         began = time.monotonic()
-        with (
-            pytest.raises(ModelRestarting),
-            ADMISSION.enter(0) as slot,
-            registry.use(slot.keep, "warm"),
-        ):
+        with pytest.raises(ModelRestarting), called(registry, "warm"):
             raise BackendDied("Stub process 'warm_0_0' is not healthy")
         report = json.loads(manager.recv(10_000))
     assert report == {
@@ -116,11 +122,7 @@ def test_report_a_dead_process_with_the_time_the_call_began(
         "began": report["began"],
     }
     assert began <= report["began"] <= time.monotonic()
-    with (
-        pytest.raises(ModelRestarting),
-        ADMISSION.enter(0) as slot,
-        registry.use(slot.keep, "warm"),
-    ):
+    with pytest.raises(ModelRestarting), called(registry, "warm"):
         raise BackendDied("while there is no manager")
 
 
@@ -129,26 +131,21 @@ def test_find_a_version_in_the_table_without_asking_triton(
 ) -> None:
     folder = str(tmp_path / "warm")
     write(registry.table, Entry("warm", "warm", folder, "load", 1, READY, versions=("1", "12")))
-    with ADMISSION.enter(0) as slot:
-        with registry.use(slot.keep, "warm", "12") as served:
-            assert served.name == "warm"
-        for version in ("2", "", " 1", "1x", "01"):
-            with (
-                pytest.raises(VersionNotFound, match=r"are: 1, 12$"),
-                registry.use(slot.keep, "warm", version),
-            ):
-                pass
+    with called(registry, "warm", "12") as served:
+        assert served.name == "warm"
+    for version in ("2", "", " 1", "1x", "01"):
+        with (
+            pytest.raises(VersionNotFound, match=r"are: 1, 12$"),
+            called(registry, "warm", version),
+        ):
+            pass
 
 
 def test_tell_a_caller_that_its_model_is_being_reloaded(tmp_path: Path, registry: Registry) -> None:
     restarting = Entry(
         "warm", "warm", str(tmp_path / "warm"), "load", 1, RESTARTING, reason="it died"
     )
-    with (
-        pytest.raises(ModelRestarting),
-        ADMISSION.enter(0) as slot,
-        registry.use(slot.keep, "warm"),
-    ):
+    with pytest.raises(ModelRestarting), called(registry, "warm"):
         write(registry.table, restarting)
         raise ModelNotReady("Request for unknown model: 'warm' is not ready")
 
@@ -176,12 +173,8 @@ def test_answer_404_for_an_archive_that_is_not_loaded(tmp_path: Path) -> None:
     for entries in ((), (loading,), (replace(loading, state=UNLOADING),)):
         write(table, *entries, by_call=True)
         for name in ("n", "t"):
-            with (
-                pytest.raises(ModelNotLoaded),
-                ADMISSION.enter(0) as slot,
-                registry.use(slot.keep, name),
-            ):
+            with pytest.raises(ModelNotLoaded), called(registry, name):
                 pass
     write(table, replace(loading, state=LOADING))
-    with pytest.raises(ModelNotReady), ADMISSION.enter(0) as slot, registry.use(slot.keep, "t"):
+    with pytest.raises(ModelNotReady), called(registry, "t"):
         pass

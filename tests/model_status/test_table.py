@@ -1,7 +1,6 @@
 """The table as the manager writes it and a worker reads it; and that no call uses a model that was
 unloaded."""
 
-import itertools
 import math
 import os
 import time
@@ -146,11 +145,19 @@ def happen(table: Table, event: Event) -> Generator[None, None, None]:
     yield
 
 
-def play(order: tuple[int, ...], actors: list[Generator[None, None, None]]) -> None:
-    """Let `order` name the actor of each step, then finish all the others."""
-    for number in (*order, *itertools.chain.from_iterable([0, 1, 2] for _ in range(12))):
+def loaded(folder: Path, part: Entry = PART) -> tuple[Table, Leases, list[int]]:
+    """Return a table that has the model, and that no caller uses it."""
+    table = Table(folder / "table")
+    table.write(models(part))
+    return table, Leases(None, 2), []
+
+
+def play(order: tuple[int, ...], actors: list[Generator[None, None, None]], leases: Leases) -> None:
+    """Let `order` name the actor of each step, then finish all the others. No lease is left."""
+    for number in (*order, *[0, 1, 2] * 12):
         next(actors[number], None)
     assert all(next(actor, "ended") == "ended" for actor in actors)
+    assert leases.requests(PART.column) == leases.bytes(PART.column) == 0
 
 
 def test_never_unload_a_model_in_use_in_any_order_of_steps(tmp_path: Path) -> None:
@@ -159,34 +166,18 @@ def test_never_unload_a_model_in_use_in_any_order_of_steps(tmp_path: Path) -> No
     orders = [order for order in _distinct(steps) if order.index(0) < order.index(1)]
     assert len(orders) == 1575
     for order in orders:
-        table, leases, used = Table(tmp_path / "table"), Leases(None, 2), list[int]()
-        table.write(models(PART))
-        play(
-            order,
-            [
-                call(table, leases, 0, used),
-                call(table, leases, 1, used),
-                unload(table, leases, used),
-            ],
-        )
-        assert leases.requests(PART.column) == leases.bytes(PART.column) == 0
+        table, leases, used = loaded(tmp_path)
+        calls = [call(table, leases, row, used) for row in (0, 1)]
+        play(order, [*calls, unload(table, leases, used)], leases)
 
 
 def test_evict_no_model_in_use_and_answer_all_that_want_it(tmp_path: Path) -> None:
     for order in _distinct((0, 0, 0, 0, 1, 2, 2, 2, 2)):
-        table, leases = Table(tmp_path / "table"), Leases(None, 2)
-        used, answered = list[int](), list[int]()
-        table.write(models(PART))
-        play(
-            order,
-            [
-                want(table, leases, 0, used, answered),
-                want(table, leases, 1, used, answered),
-                evict(table, leases, used),
-            ],
-        )
+        table, leases, used = loaded(tmp_path)
+        answered: list[int] = []
+        callers = [want(table, leases, row, used, answered) for row in (0, 1)]
+        play(order, [*callers, evict(table, leases, used)], leases)
         assert set(answered) == {0, 1}
-        assert leases.requests(PART.column) == leases.bytes(PART.column) == 0
         assert table.look().entries["part"].state == READY
 
 
@@ -202,11 +193,9 @@ def test_never_unload_a_model_in_use_whatever_happens_to_it(
     part = replace(PART, state=before)
     assert models(part).moved(PART, event).entries["part"].state == after
     for order in _distinct((0, 0, 0, 0, 1, 2, 2)):
-        table, leases, used = Table(tmp_path / "table"), Leases(None, 1), list[int]()
-        table.write(models(part))
-        play(
-            order, [call(table, leases, 0, used), happen(table, event), unload(table, leases, used)]
-        )
+        table, leases, used = loaded(tmp_path, part)
+        actors = [call(table, leases, 0, used), happen(table, event), unload(table, leases, used)]
+        play(order, actors, leases)
         assert table.look() == Models()
 
 

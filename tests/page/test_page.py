@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 from PIL import Image
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, Locator, Page, expect
 
 from tests.endpoint.hostile_models import make_text_models
 from tests.model_lifecycle.test_multimodel import make_model
@@ -65,6 +65,19 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
+def expect_count(page: Page, selector: str, count: int) -> None:
+    expect(page.locator(selector)).to_have_count(count)
+
+
+def expect_text(page: Page, selector: str, text: str | list[str]) -> None:
+    expect(page.locator(selector)).to_have_text(text)
+
+
+def expect_part(page: Page, selector: str, text: str) -> None:
+    """Expect the text to be a part of the element's."""
+    expect(page.locator(selector)).to_contain_text(text)
+
+
 def test_log_the_address_of_the_page(server: Server) -> None:
     server.expect_message(f"the page: http://localhost:{server.port}/")
 
@@ -91,6 +104,13 @@ def picture_of(page: Page) -> dict[str, float]:
     return rectangle(image)
 
 
+def within(image: dict[str, float], element: Locator) -> list[float]:
+    """Return the element's left, top, width and height, as seen from the image's corner."""
+    bounds = rectangle(element)
+    corner = [bounds["x"] - image["x"], bounds["y"] - image["y"]]
+    return [*corner, bounds["width"], bounds["height"]]
+
+
 @pytest.mark.parametrize("width", [WIDE, PHONE])
 def test_draw_boxes_of_an_uploaded_picture_at_the_right_places(
     browser: Browser, server: Server, own: Path, width: int
@@ -99,20 +119,14 @@ def test_draw_boxes_of_an_uploaded_picture_at_the_right_places(
     assert len(expected["detections"]) > 4
     with opened(browser, server.url, width) as page:
         upload(page, own)
-        expect(page.locator(".box")).to_have_count(len(expected["detections"]))
+        expect_count(page, ".box", len(expected["detections"]))
         image = picture_of(page)
         assert image["x"] >= 0 and image["x"] + image["width"] <= width
+        scale = image["width"] / expected["image"]["width"]
         for box, detection in zip(page.locator(".box").all(), expected["detections"], strict=True):
-            bounds, corners = rectangle(box), detection["box"]
-            scale = image["width"] / expected["image"]["width"]
-            assert bounds["x"] - image["x"] == pytest.approx(scale * corners["xmin"], abs=1)
-            assert bounds["y"] - image["y"] == pytest.approx(scale * corners["ymin"], abs=1)
-            assert bounds["width"] == pytest.approx(
-                scale * (corners["xmax"] - corners["xmin"]), abs=1
-            )
-            assert bounds["height"] == pytest.approx(
-                scale * (corners["ymax"] - corners["ymin"]), abs=1
-            )
+            xmin, ymin, xmax, ymax = (scale * corner for corner in detection["box"].values())
+            wanted = [xmin, ymin, xmax - xmin, ymax - ymin]
+            assert within(image, box) == pytest.approx(wanted, abs=1)
             assert box.inner_text() == detection["label"]
 
 
@@ -121,32 +135,25 @@ def test_draw_masks_and_keypoints_in_place(page: Page, server: Server) -> None:
     assert [each["label"] for each in expected["detections"]] == ["disc", "ring"]
     choose(page, "zones")
     upload(page, EXAMPLE)
-    expect(page.locator(".shapes polygon")).to_have_count(2)
+    expect_count(page, ".shapes polygon", 2)
     image = picture_of(page)
     scale = image["width"] / expected["image"]["width"]
     drawn = zip(page.locator(".shapes g").all(), reversed(expected["detections"]), strict=True)
     for shape, detection in drawn:  # the best one is drawn last, and lies on top
         [polygon] = detection["polygons"]
-        bounds = rectangle(shape.locator("polygon"))
-        assert bounds["x"] - image["x"] == pytest.approx(scale * min(polygon[::2]), abs=2)
-        assert bounds["y"] - image["y"] == pytest.approx(scale * min(polygon[1::2]), abs=2)
-        assert bounds["width"] == pytest.approx(
-            scale * (max(polygon[::2]) - min(polygon[::2])), abs=3
-        )
+        xs, ys = ([scale * each for each in polygon[axis::2]] for axis in (0, 1))
+        wanted = [min(xs), min(ys), max(xs) - min(xs), max(ys) - min(ys)]
+        assert within(image, shape.locator("polygon")) == pytest.approx(wanted, abs=3)
         seen, unseen = detection["keypoints"]
         assert seen["score"] > 0.5 > unseen["score"]
-        circle = rectangle(shape.locator("circle"))
-        assert circle["x"] + circle["width"] / 2 - image["x"] == pytest.approx(
-            scale * seen["x"], abs=1
-        )
-        assert circle["y"] + circle["height"] / 2 - image["y"] == pytest.approx(
-            scale * seen["y"], abs=1
-        )
+        left, top, width, height = within(image, shape.locator("circle"))
+        point = (scale * seen["x"], scale * seen["y"])
+        assert (left + width / 2, top + height / 2) == pytest.approx(point, abs=1)
     page.locator(".results .rows li").first.hover()
-    expect(page.locator(".shapes g.marked")).to_have_count(1)
+    expect_count(page, ".shapes g.marked", 1)
     page.get_by_label("masks").select_option("none")
-    expect(page.locator(".shapes polygon")).to_have_count(0)
-    expect(page.locator(".shapes circle")).to_have_count(2)
+    expect_count(page, ".shapes polygon", 0)
+    expect_count(page, ".shapes circle", 2)
 
 
 def test_draw_a_class_map_with_the_opacity_of_the_slider(page: Page, server: Server) -> None:
@@ -155,7 +162,7 @@ def test_draw_a_class_map_with_the_opacity_of_the_slider(page: Page, server: Ser
     upload(page, EXAMPLE)
     names = [f"{each['label']}{100 * each['share']:.1f} %" for each in expected["segments"]]
     assert names[0].startswith("road50")
-    expect(page.locator(".bars li")).to_have_text(names)
+    expect_text(page, ".bars li", names)
     picture, veil = picture_of(page), rectangle(page.locator(".map"))
     assert veil == pytest.approx(picture, abs=1)
     width, height = expected["image"]["width"], expected["image"]["height"]
@@ -170,8 +177,8 @@ def test_draw_a_class_map_with_the_opacity_of_the_slider(page: Page, server: Ser
     page.get_by_role("slider", name="Opacity of the map").fill("0.2")
     expect(page.locator(".map")).to_have_css("opacity", "0.2")
     page.get_by_label("map", exact=True).select_option("none")
-    expect(page.locator(".map")).to_have_count(0)
-    expect(page.locator(".bars li")).to_have_text(names)
+    expect_count(page, ".map", 0)
+    expect_text(page, ".bars li", names)
     assert page.title() == "Try the models"
 
 
@@ -212,16 +219,16 @@ def test_show_a_similarity_matrix_of_pictures(
 
 def test_send_the_request_again_when_a_slider_moves(page: Page, server: Server) -> None:
     upload(page, EXAMPLE)
-    expect(page.locator(".box")).to_have_count(len(asked(server, EXAMPLE)["detections"]))
+    expect_count(page, ".box", len(asked(server, EXAMPLE)["detections"]))
     fewer = len(asked(server, EXAMPLE, confidence=0.94)["detections"])
     assert 0 < fewer < len(asked(server, EXAMPLE)["detections"])
     page.get_by_role("slider", name="confidence").fill("0.94")
-    expect(page.locator(".box")).to_have_count(fewer)
+    expect_count(page, ".box", fewer)
     page.get_by_role("slider", name="confidence").fill("0.01")
     page.get_by_role("slider", name="iou").fill("1")
     everything = len(asked(server, EXAMPLE, confidence=0.01, iou=1)["detections"])
     assert everything > len(asked(server, EXAMPLE)["detections"])
-    expect(page.locator(".box")).to_have_count(min(everything, 300))
+    expect_count(page, ".box", min(everything, 300))
 
 
 def test_clear_the_error_about_a_wrong_file_with_the_next_picture(
@@ -233,7 +240,7 @@ def test_clear_the_error_about_a_wrong_file_with_the_next_picture(
     error = page.locator("#error")
     expect(page.get_by_role("alert")).to_contain_text("400 · decoding_error")
     page.get_by_role("tab", name="Code").click()
-    expect(page.locator("#code-0 pre")).to_contain_text("bad.jpg")
+    expect_part(page, "#code-0 pre", "bad.jpg")
     assert page.locator("b").count() == 0
     upload(page, EXAMPLE)
     expect(page.locator(".box").first).to_be_visible()
@@ -244,13 +251,13 @@ def test_show_classes_as_bars_and_let_the_user_choose_a_version(page: Page, serv
     choose(page, "resnet")
     page.get_by_label("Version").select_option("1")
     upload(page, DIGIT)
-    expect(page.locator(".bars li")).to_have_count(5)
+    expect_count(page, ".bars li", 5)
     best = asked(server, DIGIT, "resnet")["classes"][0]
     expect(page.locator(".bars li").first).to_have_text(
         f"{best['label']}{100 * best['score']:.1f} %"
     )
     page.get_by_label("top_k").fill("2")
-    expect(page.locator(".bars li")).to_have_count(2)
+    expect_count(page, ".bars li", 2)
 
 
 SHOWN: dict[str, tuple[Any, str, list[str]]] = {
@@ -299,8 +306,8 @@ def test_highlight_an_answer_in_its_passage(page: Page) -> None:
     page.reload()
     expect(page.get_by_label("question")).to_have_value("Who?")
     page.get_by_role("button", name="Run").click()
-    expect(page.locator("mark")).to_have_text("Ada")
-    expect(page.locator(".bars .name")).to_have_text(["Ada", "(no answer)"])
+    expect_text(page, "mark", "Ada")
+    expect_text(page, ".bars .name", ["Ada", "(no answer)"])
 
 
 def test_accept_dropped_and_pasted_pictures(page: Page) -> None:
@@ -316,9 +323,9 @@ def test_accept_dropped_and_pasted_pictures(page: Page) -> None:
     page.get_by_role("tab", name="Code").wait_for(state="hidden")
     for kind in ("drop", "paste"):
         page.evaluate(give, [list(DIGIT.read_bytes()), kind])
-        expect(page.locator("#code-0 pre")).to_contain_text(f"@{kind}.png")
+        expect_part(page, "#code-0 pre", f"@{kind}.png")
         expect(shown).to_be_visible()
-    expect(page.locator(".bars li")).to_have_count(5)
+    expect_count(page, ".bars li", 5)
 
 
 @pytest.mark.parametrize("names", [["it's mine.png"], ["it's mine.png", 'a "b".png']])
@@ -331,7 +338,7 @@ def test_get_the_same_predictions_with_the_copied_code(
     choose(page, "resnet")
     page.get_by_label("top_k").fill("3")
     page.locator("#file").set_input_files(files)
-    expect(page.locator(".bars li")).to_have_count(3 * len(files))
+    expect_count(page, ".bars li", 3 * len(files))
     expected = asked(server, DIGIT, "resnet", top_k=3)
     page.get_by_role("tab", name="Code").click()
     for number, command in ((0, ["bash", "-ec"]), (1, [sys.executable, "-c"])):
@@ -367,7 +374,7 @@ def test_embed_with_the_copied_code_of_other_clients(page: Page, server: Server)
         (vector,) = json.loads(copied(page, language))
         assert vector == pytest.approx(wanted, abs=1e-7)
     page.get_by_label("normalize").uncheck()
-    expect(page.locator("#code [role=tab]")).to_have_text(LANGUAGES)
+    expect_text(page, "#code [role=tab]", LANGUAGES)
 
 
 def test_rank_with_the_copied_code_of_other_clients(page: Page, server: Server) -> None:
@@ -383,9 +390,9 @@ def test_rank_with_the_copied_code_of_other_clients(page: Page, server: Server) 
 
 def test_show_the_json_and_the_time_of_each_stage(page: Page) -> None:
     upload(page, EXAMPLE)
-    expect(page.locator("#times .rows .name")).to_have_count(5)
+    expect_count(page, "#times .rows .name", 5)
     page.get_by_role("tab", name="JSON").click()
-    expect(page.locator("#json pre")).to_contain_text('"model_name": "yolov5"')
+    expect_part(page, "#json pre", '"model_name": "yolov5"')
 
 
 def test_use_the_page_with_the_keyboard_alone(page: Page) -> None:
@@ -445,7 +452,7 @@ def test_list_every_route_on_the_api_page(browser: Browser, server: Server) -> N
         (method.upper(), path) for path, methods in described.items() for method in methods
     }
     with opened(browser, server.url, path="/docs", awaited=".opblock") as tab:
-        expect(tab.locator(".opblock")).to_have_count(len(operations))
+        expect_count(tab, ".opblock", len(operations))
         shown = {
             (
                 block.locator(".opblock-summary-method").inner_text(),
@@ -461,9 +468,9 @@ def test_list_every_route_on_the_api_page(browser: Browser, server: Server) -> N
 def test_show_when_triton_is_killed_and_when_it_is_back(page: Page, server: Server) -> None:
     with server.unattended():
         server.kill(server.pid("tritonserver"))
-        expect(page.locator("#health")).to_have_text("Not ready")
-        expect(page.locator("#banner")).to_contain_text("tritonserver")
-    expect(page.locator("#health")).to_have_text("Ready")
+        expect_text(page, "#health", "Not ready")
+        expect_part(page, "#banner", "tritonserver")
+    expect_text(page, "#health", "Ready")
     expect(page.locator("#banner")).to_be_hidden()
 
 
@@ -474,13 +481,13 @@ def test_say_that_a_chosen_model_is_being_loaded(browser: Browser, tmp_path: Pat
     with on_demand(tmp_path, SERVE_PAGE="true") as server, opened(browser, server.url) as page:
         choose(page, "held")
         wait_until((held / "1/held").exists, "it is being loaded")
-        expect(page.locator("#input")).to_have_text("held is being loaded …")
+        expect_text(page, "#input", "held is being loaded …")
         (held / "1/go").touch()
         expect(page.get_by_role("button", name="Run")).to_be_visible()
         expect(page.get_by_role("radio", name="held")).to_be_focused()
         expect(page.locator("#error")).to_be_empty()
         choose(page, "broken")
-        expect(page.locator("#error")).to_contain_text("broken.tar.gz cannot be unpacked")
+        expect_part(page, "#error", "broken.tar.gz cannot be unpacked")
 
 
 def test_call_the_simulator_with_the_boto3_code(
@@ -507,11 +514,9 @@ def test_call_the_simulator_with_the_boto3_code(
         page.get_by_role("tab", name="Python boto3").click()
         for classes in ("", "1,4"):
             page.get_by_label("classes").fill(classes)
-            expect(page.locator("#code-2 pre")).to_contain_text(
-                f'"classes": "{classes}"' if classes else "b64encode"
-            )
+            expect_part(page, "#code-2 pre", f'"classes": "{classes}"' if classes else "b64encode")
             exec(page.locator("#code-2 pre").text_content() or "", {})
-            expect(page.locator(".box")).to_have_count(capsys.readouterr().out.count("'score'"))
+            expect_count(page, ".box", capsys.readouterr().out.count("'score'"))
 
 
 def test_serve_only_files_of_the_page(server: Server) -> None:

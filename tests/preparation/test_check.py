@@ -95,11 +95,12 @@ def test_check_settings_and_layout_too(variables: dict[str, str], name: str) -> 
     assert (done.returncode, name in done.stderr) == (1, True)
 
 
-def test_show_warnings_without_failing(repository: Path) -> None:
-    (repository / "notes").mkdir()
+def test_show_warnings_without_failing(tmp_path: Path) -> None:
+    link_model(ROOT / "model_repository/resnet", tmp_path)
+    (tmp_path / "notes").mkdir()
     done = run(
         "--check",
-        SERVE_MODEL_REPOSITORY=str(repository),
+        SERVE_MODEL_REPOSITORY=str(tmp_path),
         SERVE_WORKERZ="3",
         SERVE_CPU_ENGINE="openvino",
     )
@@ -207,7 +208,6 @@ def test_check_no_archives_in_multi_model_mode() -> None:
         ("sixfold/config.pbtxt", 'key: "x" value: "between"', 'key: "z" value: "between"'),
         ("sixfold/config.pbtxt", 'model_name: "scale"', 'model_name: "sixfold"'),
         ("sleeper/1/model.py", "import time", "import a_module_that_is_missing"),
-        ("sleeper/client.py", "import numpy", "import a_library_that_is_missing"),
     ],
 )
 def test_name_a_model_that_cannot_be_loaded_at_the_start(

@@ -9,7 +9,7 @@ import pytest
 from serving.repository import run_preparation
 from serving.repository.layout import LayoutError
 from serving.settings.table import Settings
-from tests.repository.test_model_config import ONNX, X, Y, write
+from tests.repository.test_model_config import WHOLE, write
 
 pytestmark = pytest.mark.unit
 
@@ -33,7 +33,7 @@ def test_end_a_process_that_takes_too_long(
 
 
 def test_return_the_survey_and_each_mistake_of_the_check(tmp_path: Path) -> None:
-    write(tmp_path / "net", f"{ONNX} {X} {Y}")
+    write(tmp_path / "net", WHOLE)
     (tmp_path / "net/client.py").write_text("raise RuntimeError('no client')\n")
     assert run_preparation.survey(of(tmp_path)).models == ["net"]
     (line,) = run_preparation.mistakes(of(tmp_path), ["net"])

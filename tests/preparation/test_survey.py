@@ -12,7 +12,7 @@ from serving.model_status.states import LOADING
 from serving.preparation.survey import survey
 from serving.repository.layout import Survey
 from serving.settings.table import Settings
-from tests.repository.test_model_config import ONNX, X, Y, write
+from tests.repository.test_model_config import ONNX, WHOLE, write
 
 pytestmark = pytest.mark.unit
 
@@ -39,8 +39,8 @@ def test_report_mistakes_and_list_those_of_configurations_separately(tmp_path: P
 
 
 def test_name_the_chosen_engine_and_stage_the_models_to_load(tmp_path: Path) -> None:
-    write(tmp_path / "models/plain", f"{ONNX} {X} {Y}")
-    write(tmp_path / "models/other", f"{ONNX} {X} {Y}")
+    write(tmp_path / "models/plain", WHOLE)
+    write(tmp_path / "models/other", WHOLE)
     (tmp_path / "run").mkdir()
     variables = {
         "SERVE_LOAD_MODELS": "plain",
@@ -61,7 +61,7 @@ def test_name_the_chosen_engine_and_stage_the_models_to_load(tmp_path: Path) -> 
 
 
 def test_skip_an_unreadable_model_when_folders_are_watched(tmp_path: Path) -> None:
-    write(tmp_path / "models/net", f"{ONNX} {X} {Y}")
+    write(tmp_path / "models/net", WHOLE)
     write(tmp_path / "models/bad", "no protobuf")
     (tmp_path / "run").mkdir()
     report = look(
@@ -78,7 +78,7 @@ def test_skip_an_unreadable_model_when_folders_are_watched(tmp_path: Path) -> No
 
 
 def test_stop_the_start_if_a_loaded_model_names_an_unknown_engine(tmp_path: Path) -> None:
-    write(tmp_path / "net", f"{ONNX} {X} {Y}")
+    write(tmp_path / "net", WHOLE)
     write(
         tmp_path / "bad",
         f"{ONNX} parameters {{ key: 'cpu_engine' value {{ string_value: 'fast' }} }}",

@@ -12,7 +12,7 @@ from serving.host.machine import memory_limit
 from serving.repository import checks
 from serving.repository.checks import memory_of
 from serving.repository.model_config import Unreadable, parse_config, read_config
-from tests.repository.test_model_config import ONNX, X, Y, write
+from tests.repository.test_model_config import ONNX, WHOLE, X, Y, write
 from tests.repository.test_staging import parameter, store
 
 pytestmark = pytest.mark.unit
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.unit
 def stage(folder: Path, config: str, root: Path | None = None) -> None:
     """Stage a model with this configuration."""
     (folder / "net/1").mkdir(parents=True, exist_ok=True)
-    (folder / "net/config.pbtxt").write_text(f"{ONNX} {X} {Y} {config}")
+    (folder / "net/config.pbtxt").write_text(f"{WHOLE} {config}")
     store(folder).stage(folder / "net", "net", root=root)
 
 

@@ -15,6 +15,7 @@ pytestmark = pytest.mark.unit
 X = 'input { name: "x" data_type: TYPE_FP32 dims: [1] }'
 Y = 'output [ { name: "y" data_type: TYPE_FP32 dims: [1] reshape { shape: [] } } ]'
 ONNX = 'platform: "onnxruntime_onnx"'
+WHOLE = f"{ONNX} {X} {Y}"
 
 
 def write(model: Path, config: str | None, code: str = "") -> Path:
@@ -69,10 +70,10 @@ def test_read_a_configuration_without_importing_grpc() -> None:
 @pytest.mark.parametrize(
     ("config", "complete"),
     [
-        (f"{ONNX} {X} {Y}", True),
+        (WHOLE, True),
         (f'backend: "python"\n{X}{X.replace("x", "z")}\n{Y} # input {{ }}', True),
         (f"{ONNX} {X.replace('input {', 'input: [ {').replace('}', '} ]')} {Y}", True),
-        (f'{ONNX} {X} {Y} parameters {{ key: "a" value {{ string_value: "input {{ }}" }} }}', True),
+        (f'{WHOLE} parameters {{ key: "a" value {{ string_value: "input {{ }}" }} }}', True),
         ("", False),
         (ONNX, False),
         (f"{X} {Y}", False),
@@ -123,17 +124,17 @@ def test_override_the_first_file_with_the_second(
     base: str, own: str, expected: str | None, tmp_path: Path
 ) -> None:
     """`expected` is the result without backend, input and output. None means `own`."""
-    model = write(tmp_path / "net", f"{ONNX} {X} {Y} {base}")
+    model = write(tmp_path / "net", f"{WHOLE} {base}")
     (model / "configs").mkdir()
     (model / "configs/cpu.pbtxt").write_text(own)
     more = own if expected is None else expected
-    whole = more if "backend:" in more else f"{ONNX} {X} {Y} {more}"
+    whole = more if "backend:" in more else f"{WHOLE} {more}"
     assert read_config(model, "cpu") == parse_config(whole)
-    assert read_config(model, "gpu") == parse_config(f"{ONNX} {X} {Y} {base}")
+    assert read_config(model, "gpu") == parse_config(f"{WHOLE} {base}")
 
 
 def test_take_a_second_file_with_tensors_as_a_whole_configuration(tmp_path: Path) -> None:
-    model = write(tmp_path / "net", f"{ONNX} {X} {Y} dynamic_batching {{ }} max_batch_size: 8")
+    model = write(tmp_path / "net", f"{WHOLE} dynamic_batching {{ }} max_batch_size: 8")
     (model / "configs").mkdir()
     (model / "configs/cpu.pbtxt").write_text(f'backend: "python" {X} {Y}')
     assert read_config(model, "cpu") == parse_config(f'backend: "python" {X} {Y}')

@@ -24,7 +24,7 @@ from serving.repository.cpu_engine import (
 from serving.repository.model_config import Unreadable, parse_config, read_config, read_file
 from serving.repository.staging import Store, copy_model, signature
 from serving.settings.table import Settings
-from tests.repository.test_model_config import ONNX, X, Y, write
+from tests.repository.test_model_config import ONNX, WHOLE, X, Y, write
 from tests.support.harness import ROOT
 
 pytestmark = pytest.mark.unit
@@ -62,7 +62,7 @@ def test_stage_a_model_with_the_engine_of_this_machine(
 
 
 def test_merge_a_partial_configuration_for_this_device(tmp_path: Path) -> None:
-    (write(tmp_path / "net", f"{ONNX} {X} {Y}") / "configs").mkdir()
+    (write(tmp_path / "net", WHOLE) / "configs").mkdir()
     (tmp_path / "net/configs/cpu.pbtxt").write_text("instance_group { kind: KIND_CPU }")
     for device, has in (("cpu", 1), ("gpu", 0)):
         store(tmp_path, SERVE_DEVICE=device).stage(tmp_path / "net", "net")
@@ -223,7 +223,7 @@ def test_log_each_choice_once_and_not_for_each_model() -> None:
 
 
 def test_give_openvino_the_same_file_and_threads(tmp_path: Path) -> None:
-    config = f"{ONNX} {X} {Y} {parameter('auto')} {parameter('3', 'intra_op_thread_count')}"
+    config = f"{WHOLE} {parameter('auto')} {parameter('3', 'intra_op_thread_count')}"
     adapted, _ = fit(write(tmp_path / "net", config), SAPPHIRE_RAPIDS)
     assert (adapted.platform, adapted.backend, adapted.default_model_filename) == (
         "",
@@ -289,7 +289,7 @@ def test_merge_all_lengths_only_in_backends_of_this_project(engine: str, tmp_pat
 
 
 def test_choose_no_engine_on_a_gpu(tmp_path: Path) -> None:
-    model = write(tmp_path / "net", f"{ONNX} {X} {Y} {parameter('auto')}")
+    model = write(tmp_path / "net", f"{WHOLE} {parameter('auto')}")
     assert fit(model, SERVE_DEVICE="gpu", SERVE_CPU_ENGINE="openvino") == (
         read_config(model, "gpu"),
         None,

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from serving.repository.cache import Cache
-from serving.repository.source import FolderSource
+from serving.repository.source import FolderSource, Found
 from serving.repository.unpacking import BadArchive, _bounded, unpack
 
 pytestmark = pytest.mark.unit
@@ -46,13 +46,28 @@ def test_refuse_a_file_that_is_larger_than_the_disk(tmp_path: Path) -> None:
     assert not (tmp_path / "a").exists()
 
 
-def test_leave_nothing_of_an_archive_for_which_there_is_no_space(tmp_path: Path) -> None:
+def source_of(folder: Path, most: int = 0) -> FolderSource:
+    return FolderSource(folder / "models", Cache(folder / "unpacked", most, list))
+
+
+def found(source: FolderSource) -> Found:
+    archive = source.find("m")
+    assert archive
+    return archive
+
+
+@pytest.fixture
+def archive(tmp_path: Path) -> Path:
+    """Make the archive of a model `m`."""
     (tmp_path / "models").mkdir()
-    make_tar(tmp_path / "models/m.tar.gz", weights=10_000)
-    source = FolderSource(tmp_path / "models", Cache(tmp_path / "unpacked", 5_000, list))
-    found = source.find("m")
-    assert found
-    with pytest.raises(BadArchive, match="SERVE_UNPACKED_MB"), source.archive(found):
+    return make_tar(tmp_path / "models/m.tar.gz", **{"config.pbtxt": 0, "1/model.onnx": 10_000})
+
+
+def test_leave_nothing_of_an_archive_for_which_there_is_no_space(
+    tmp_path: Path, archive: Path
+) -> None:
+    source = source_of(tmp_path, most=5_000)
+    with pytest.raises(BadArchive, match="SERVE_UNPACKED_MB"), source.archive(found(source)):
         pass
     assert list((tmp_path / "unpacked").iterdir()) == []
 
@@ -67,27 +82,22 @@ def test_list_model_folders_and_archives_by_their_paths(tmp_path: Path) -> None:
     assert source.names() == ["a", "team/b", "team/c"]
 
 
-def test_keep_nothing_of_an_archive_that_changes_while_it_is_unpacked(tmp_path: Path) -> None:
-    (tmp_path / "models").mkdir()
-    path = make_tar(tmp_path / "models/m.tar.gz", weights=1)
-    source = FolderSource(tmp_path / "models", Cache(tmp_path / "unpacked", 0, list))
-    found = source.find("m")
-    assert found
-    make_tar(path, weights=2)
-    with pytest.raises(BadArchive, match="was changed"), source.archive(found):
+def test_keep_nothing_of_an_archive_that_changes_while_it_is_unpacked(
+    tmp_path: Path, archive: Path
+) -> None:
+    source = source_of(tmp_path)
+    before = found(source)
+    make_tar(archive, weights=2)
+    with pytest.raises(BadArchive, match="was changed"), source.archive(before):
         pass
     assert list((tmp_path / "unpacked").iterdir()) == []
 
 
-def test_use_an_unpacked_archive_again_after_a_restart(tmp_path: Path) -> None:
-    (tmp_path / "models").mkdir()
-    make_tar(tmp_path / "models/m.tar.gz", **{"config.pbtxt": 0, "1/model.onnx": 1})
+def test_use_an_unpacked_archive_again_after_a_restart(tmp_path: Path, archive: Path) -> None:
     inodes = set()
     for _ in range(2):
-        source = FolderSource(tmp_path / "models", Cache(tmp_path / "unpacked", 0, list))
-        found = source.find("m")
-        assert found
-        with source.archive(found) as archive:
-            inodes.add((archive.folder / "1/model.onnx").stat().st_ino)
+        source = source_of(tmp_path)
+        with source.archive(found(source)) as unpacked:
+            inodes.add((unpacked.folder / "1/model.onnx").stat().st_ino)
         (tmp_path / "unpacked/.unfinished").mkdir()
     assert len(inodes) == 1

@@ -1,7 +1,6 @@
 """Regions are lent, reused, bounded, emptied, and forgotten with the Triton that knew them."""
 
 import contextlib
-import errno
 import os
 import secrets
 from collections.abc import Callable, Iterator
@@ -20,7 +19,7 @@ from serving.errors import TritonTimeout, TritonUnavailable
 from serving.triton.connection import NOT_CONNECTED
 from serving.triton.gateway import Call, TritonGateway
 from serving.triton.quirks import UNKNOWN_REGION
-from serving.triton.shared_memory import FOLDER, MOST_WAITING, SharedMemory
+from serving.triton.shared_memory import FOLDER, MOST_WAITING, Region, SharedMemory
 from serving.triton.tensors import InferRequest, Tensor
 from tests.triton.test_gateway import Failure
 
@@ -42,6 +41,10 @@ class Regions:
         self.memory = SharedMemory(
             self.prefix, limit, lambda *region: self.registered.append(region)
         )
+
+    def write(self, megabytes: int, value: int = 1) -> dict[str, Region]:
+        """Write one input of the model `m`, full of this number."""
+        return self.memory.write("m", [Tensor.of("x", numbers(megabytes, value))])
 
     def files(self) -> list[Path]:
         return sorted(FOLDER.glob(f"{self.prefix}-*"))
@@ -78,30 +81,19 @@ def test_send_small_arrays_over_grpc(regions: Regions) -> None:
 
 
 def test_reuse_a_returned_region_but_never_one_in_use(regions: Regions) -> None:
-    first = regions.memory.write("m", [Tensor.of("x", numbers(2))])
-    second = regions.memory.write("m", [Tensor.of("x", numbers(2))])
+    first = regions.write(2)
+    second = regions.write(2)
     assert first["x"] is not second["x"]
     regions.memory.give_back(first.values())
-    assert regions.memory.write("m", [Tensor.of("x", numbers(1))])["x"] is first["x"]
+    assert regions.write(1)["x"] is first["x"]
     assert len(regions.registered) == 2
 
 
 def test_send_arrays_beyond_the_limit_over_grpc(regions: Regions) -> None:
-    written = [regions.memory.write("m", [Tensor.of("x", numbers(3))]) for _ in range(3)]
+    written = [regions.write(3) for _ in range(3)]
     assert [len(each) for each in written] == [1, 1, 0]
     assert len(regions.files()) == 2
-    assert regions.memory.write("m", [Tensor.of("x", numbers(9))]) == {}
-
-
-def test_send_arrays_over_grpc_if_dev_shm_is_full(
-    regions: Regions, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(*_: int) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(os, "posix_fallocate", full)
-    assert regions.memory.write("m", [Tensor.of("x", numbers(2))]) == {}
-    assert regions.files() == []
+    assert regions.write(9) == {}
 
 
 def test_leave_no_file_if_triton_is_down() -> None:
@@ -114,12 +106,12 @@ def test_leave_no_file_if_triton_is_down() -> None:
 
 
 def test_empty_only_free_regions(regions: Regions) -> None:
-    free, lent = (regions.memory.write("m", [Tensor.of("x", numbers(2))]) for _ in range(2))
+    free, lent = (regions.write(2) for _ in range(2))
     regions.memory.give_back(free.values())
     regions.memory.trim()
     assert regions.bytes_taken() == 2 * MEGABYTE
     assert (FOLDER / lent["x"].name).read_bytes() == numbers(2).tobytes()
-    again = regions.memory.write("m", [Tensor.of("x", numbers(1, 5))])["x"]
+    again = regions.write(1, 5)["x"]
     assert (FOLDER / again.name).read_bytes()[:MEGABYTE] == numbers(1, 5).tobytes()
 
 
@@ -227,7 +219,7 @@ def test_reuse_a_region_only_after_triton_has_answered(
         elif step == "answer":
             answer.arrive()
         else:
-            other = regions.memory.write("other", [Tensor.of("x", numbers(1))])
+            other = regions.write(1)
             regions.memory.forget(other.values())
         past = steps[: number + 1]
         is_free = {"leave", "answer"}.issubset(past) and "forget" not in past
@@ -279,27 +271,27 @@ def test_send_no_regions_when_a_call_is_repeated_with_a_new_triton(
 
 
 def test_never_reuse_regions_of_a_previous_triton(regions: Regions) -> None:
-    free, lent, other = (regions.memory.write("m", [Tensor.of("x", numbers(1))]) for _ in range(3))
+    free, lent, other = (regions.write(1) for _ in range(3))
     regions.memory.give_back(free.values())
     regions.memory.forget(lent.values())
-    fresh = regions.memory.write("m", [Tensor.of("x", numbers(1))])
+    fresh = regions.write(1)
     regions.memory.forget(other.values())  # another call that finds out later
     regions.memory.give_back([*lent.values(), *fresh.values()])
-    assert regions.memory.write("m", [Tensor.of("x", numbers(1))])["x"] is fresh["x"]
-    regions.memory.write("m", [Tensor.of("x", numbers(1))])
+    assert regions.write(1)["x"] is fresh["x"]
+    regions.write(1)
     assert len({name for name, _ in regions.registered}) == 5
 
 
 def test_replace_emptied_regions_whose_files_are_gone(regions: Regions) -> None:
-    regions.memory.give_back(regions.memory.write("m", [Tensor.of("x", numbers(2))]).values())
+    regions.memory.give_back(regions.write(2).values())
     regions.memory.trim()
     regions.files()[0].unlink()
-    assert regions.memory.write("m", [Tensor.of("x", numbers(2))]) == {}
-    assert len(regions.memory.write("m", [Tensor.of("x", numbers(2))])) == 1
+    assert regions.write(2) == {}
+    assert len(regions.write(2)) == 1
 
 
 def test_remove_the_files_of_an_ended_worker_and_no_others(regions: Regions) -> None:
-    regions.memory.write("m", [Tensor.of("x", numbers(2))])
+    regions.write(2)
     other = FOLDER / f"{regions.prefix}-1-other"
     other.touch()
     regions.memory.remove_files(os.getpid())

@@ -9,8 +9,6 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-import torch
-import transformers
 from onnx import numpy_helper
 from PIL import Image
 
@@ -23,7 +21,15 @@ from build_engines.request import Request
 from build_engines.runners import OnnxFile, example_feed, runner_of
 from build_engines.stored_model import StoredModel, open_model
 from clients.base import TensorSpec
-from tests.build_engines.models import run, save_classifier, save_digits, save_pages
+from tests.build_engines.models import (
+    build_own,
+    run,
+    save_classifier,
+    save_digits,
+    save_images,
+    save_pages,
+)
+from tests.clients.text_models import save_checkpoint
 from tests.support.harness import ROOT
 
 pytestmark = pytest.mark.full
@@ -73,18 +79,10 @@ def test_get_the_same_answers_from_each_engine_of_bundled_models(
 
 
 def test_calibrate_and_verify_a_model_without_batches(tmp_path: Path) -> None:
-    samples, models = save_digits(tmp_path, 20), tmp_path / "models"
-    build(
-        Request(
-            "resnet",
-            name="alone",
-            precision="int8",
-            calibration=samples,
-            max_batch_size=0,
-            repository=models,
-        )
-    )
-    assert all(score.passed for score in scores(models, "alone", samples).values())
+    samples = save_digits(tmp_path, 20)
+    options = {"precision": "int8", "calibration": samples, "max_batch_size": 0}
+    build(Request("resnet", name="alone", repository=tmp_path, **options))  # type: ignore[arg-type]
+    assert all(score.passed for score in scores(tmp_path, "alone", samples).values())
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -140,22 +138,9 @@ def test_say_what_to_do_without_the_reference(repository: Path) -> None:
 
 
 def test_quantize_a_language_model_with_tied_embeddings(tmp_path: Path) -> None:
-    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "cat", "sat", *"abcdefgh."]
-    sizes = {
-        "hidden_size": 32,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 2,
-        "intermediate_size": 32,
-    }
-    config = transformers.BertConfig(vocab_size=len(words), max_position_embeddings=64, **sizes)
-    torch.manual_seed(1)  # with some random weights INT8 loses more than with trained ones
-    transformers.BertForMaskedLM(config).save_pretrained(tmp_path / "checkpoint")
-    (tmp_path / "checkpoint/vocab.txt").write_text("\n".join(words))
-    request = Request(
-        "words", str(tmp_path / "checkpoint"), precision="int8", repository=tmp_path / "models"
-    )
-    folder, _ = build(request)
-    stored = open_model(folder.name, tmp_path / "models")
+    checkpoint = save_checkpoint(tmp_path / "checkpoint", "fill-mask")
+    own = {"precision": "int8", "name": "own", "compare": False}
+    stored = build_own(tmp_path, checkpoint, **own)
     reference = OnnxFile(reference_folder(stored.record["source_sha256"]) / "model.onnx")
     feed = example_feed(stored.model, 2)
     assert cosine(runner_of(stored)(feed)["logits"], reference(feed)["logits"]) > 0.98
@@ -182,20 +167,19 @@ def test_calibrate_a_user_s_classifier_on_the_user_s_images(tmp_path: Path) -> N
 
 def test_refuse_int8_that_differs_on_other_samples(tmp_path: Path) -> None:
     """Every fourth image is bright. The others are so dark that bright values are clipped."""
-    images, models = tmp_path / "images", tmp_path / "models"
-    images.mkdir()
-    for number, color in enumerate(np.random.default_rng(0).integers(0, 256, (64, 3))):
-        shade = color if number % 4 == 3 else color // 64
-        Image.new("RGB", (16, 16), tuple(shade.tolist())).save(images / f"{number:02}.png")
+    colors = np.random.default_rng(0).integers(0, 256, (64, 3))
+    is_dark = np.arange(64) % 4 != 3
+    colors[is_dark] //= 64
+    pictures = [Image.new("RGB", (16, 16), tuple(color)) for color in colors.tolist()]
+    images, models = save_images(tmp_path / "images", pictures), tmp_path / "models"
     file = save_classifier(tmp_path / "c.onnx", classes=20)
     words = f"build own --weights {file} --client resnet --set mean=0 --set std=1 --no-load"
     words += f" --precision int8 --for cpu --calibration {images} --out {models}"
     assert run(words) == 1
     assert not models.exists()
     assert run(f"{words} --no-compare") == 0  # calibrated on all of them
-    for dark in sorted(images.iterdir()):
-        if int(dark.stem) % 4 != 3:
-            dark.unlink()
+    for number in np.flatnonzero(is_dark):
+        (images / f"{number:03}.png").unlink()
     (score,) = verify(open_model("own_int8", models), None, images, 0)
     assert score.passed
 
@@ -203,10 +187,7 @@ def test_refuse_int8_that_differs_on_other_samples(tmp_path: Path) -> None:
 def test_suggest_no_compare_if_a_detector_finds_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    images = tmp_path / "images"
-    images.mkdir()
-    for number in range(8):
-        Image.new("RGB", (64, 64)).save(images / f"{number}.png")
+    images = save_images(tmp_path / "images", [Image.new("RGB", (64, 64))] * 8)
     words = f"build yolov5 --precision int8 --for cpu --calibration {images} --no-load"
     assert run(f"{words} --out {tmp_path}/models") == 1
     assert "--no-compare" in capsys.readouterr().err
@@ -217,18 +198,7 @@ def test_refuse_to_calibrate_without_images(kind: str, tmp_path: Path) -> None:
     folder = tmp_path / "images"
     if kind == "empty":
         folder.mkdir()
-    file, images = (
-        str(save_classifier(tmp_path / "c.onnx")),
-        None if kind == "no folder" else folder,
-    )
+    images = None if kind == "no folder" else folder
+    own = {"precision": "int8", "client": "resnet", "calibration": images}
     with pytest.raises(UsageError):
-        build(
-            Request(
-                "own",
-                file,
-                precision="int8",
-                client="resnet",
-                calibration=images,
-                repository=tmp_path,
-            )
-        )
+        build_own(tmp_path, save_classifier(tmp_path / "c.onnx"), **own)

@@ -25,7 +25,7 @@ def test_round_the_inputs_of_products_and_keep_the_answers(
     name: str, kind: str, count: int, tmp_path: Path
 ) -> None:
     samples = CALIBRATION[name](tmp_path)
-    words = f"--for openvino --precision int8 --calibration {samples} --out {tmp_path}"
+    words = f"--for openvino --precision int8 --calibration {samples} --no-load --out {tmp_path}"
     assert run(f"build {name} {words}") == 0
     folder = tmp_path / f"{name}_int8"
     assert read_config(folder, "cpu").parameters["cpu_engine"].string_value == "openvino"
@@ -61,7 +61,7 @@ def test_refuse_what_openvino_cannot_build(target: str, precision: str, tmp_path
 def test_verify_a_model_for_openvino_with_openvino(tmp_path: Path) -> None:
     file = save_scale(tmp_path / "scale.onnx")
     models = tmp_path / "models"
-    assert run(f"build scale --weights {file} --out {models} --for openvino") == 0
+    assert run(f"build scale --weights {file} --out {models} --for openvino --no-load") == 0
     parameters = read_config(models / "scale", "cpu").parameters
     assert parameters["cpu_engine"].string_value == "openvino"
     # nothing says that BF16 answers as well

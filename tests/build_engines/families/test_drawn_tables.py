@@ -3,21 +3,15 @@
 from pathlib import Path
 from typing import Any
 
-import joblib
 import numpy as np
 import pytest
 
-from build_engines.stored_model import StoredModel
 from tests.build_engines.drawn import PIPELINES, Drawn, drawn
-from tests.build_engines.families.test_table import answered, build_own
+from tests.build_engines.families.test_table import answered, built
 
 pytestmark = pytest.mark.unit
 
 SEED = 40
-
-
-def check(pipeline: Drawn, stored: StoredModel) -> None:
-    check_answers(pipeline, answered(stored, pipeline.lists))
 
 
 def check_answers(pipeline: Drawn, predictions: list[Any]) -> None:
@@ -36,6 +30,4 @@ def check_answers(pipeline: Drawn, predictions: list[Any]) -> None:
 @pytest.mark.parametrize("number", range(PIPELINES))
 def test_get_the_answers_of_the_library_from_a_drawn_pipeline(number: int, tmp_path: Path) -> None:
     pipeline = drawn(SEED, number)
-    file = tmp_path / "drawn.joblib"
-    joblib.dump(pipeline.model, file)
-    check(pipeline, build_own(tmp_path, file, load=False))
+    check_answers(pipeline, answered(built(tmp_path, pipeline.model), pipeline.lists))

@@ -8,8 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import transformers
-from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from build_engines.build import build
@@ -20,50 +18,36 @@ from build_engines.request import Request
 from build_engines.runners import OnnxFile, example_feed, openvino_runner
 from build_engines.stored_model import open_model
 from clients.base import ModelClient
-from tests.build_engines.models import session
-from tests.clients.vision_models import CLASSIFIERS, LABELS, image_processor_of, images, save_vision
+from tests.clients.vision_models import (
+    CLASSIFIERS,
+    LABELS,
+    image_processor_of,
+    images,
+    pipeline,
+    predict,
+    save_vision,
+    serve,
+)
 
 pytestmark = pytest.mark.full
 
 
-def build_own(folder: Path, checkpoint: Path, **options: Any) -> tuple[ModelClient, Path]:
-    built, _ = build(Request("own", str(checkpoint), repository=folder / "models", **options))
+def build_own(folder: Path, checkpoint: Path, **options: Any) -> ModelClient:
+    build(Request("own", str(checkpoint), repository=folder / "models", **options))
     client = open_model("own", folder / "models").client()
     assert client
-    return client, built
+    return client
 
 
-def answers(
-    client: ModelClient, folder: Path, pictures: list[Image.Image]
-) -> list[dict[str, float]]:
-    inputs = client.prepare(pictures, {})
-    (logits,) = session(folder / "1/model.onnx").run(["logits"], inputs)
-    predictions = client.postprocess(
-        {"logits": logits}, inputs, pictures, client.read_parameters({})
-    )
-    return [{each["label"]: each["score"] for each in one["classes"]} for one in predictions]
-
-
-def of_the_pipeline(
-    checkpoint: Path, processor: str, pictures: list[Image.Image]
-) -> list[dict[str, float]]:
-    network = transformers.AutoModelForImageClassification.from_pretrained(checkpoint)
-    pipeline: Any = transformers.pipeline(
-        "image-classification",
-        model=network,
-        image_processor=image_processor_of(processor).from_pretrained(checkpoint),
-    )
-    return [{each["label"]: each["score"] for each in pipeline(picture)} for picture in pictures]
+def scores(classes: list[dict[str, Any]]) -> dict[str, float]:
+    return {each["label"]: each["score"] for each in classes}
 
 
 @pytest.mark.parametrize("name", CLASSIFIERS)
 def test_answer_as_the_pipeline_of_transformers_does(name: str, tmp_path: Path) -> None:
-    checkpoint = save_vision(tmp_path / "checkpoint", name)
-    client, folder = build_own(tmp_path, checkpoint)
-    ours, wanted = (
-        answers(client, folder, images()),
-        of_the_pipeline(checkpoint, CLASSIFIERS[name][1], images()),
-    )
+    checkpoint, client = serve(tmp_path, name)
+    ours = [scores(each["classes"]) for each in predict(client, images())]
+    wanted = list(map(scores, pipeline("image-classification", checkpoint, name)(images())))
     assert len({round(each["cat"], 4) for each in wanted}) > 1  # the network tells the images apart
     for one, other in zip(ours, wanted, strict=True):
         assert set(one) == set(LABELS.values())
@@ -71,16 +55,13 @@ def test_answer_as_the_pipeline_of_transformers_does(name: str, tmp_path: Path) 
 
 
 def test_score_independent_classes_independently(tmp_path: Path) -> None:
-    checkpoint = save_vision(
-        tmp_path / "checkpoint", "vit", problem_type="multi_label_classification"
-    )
-    client, folder = build_own(tmp_path, checkpoint, client="resnet")
-    (ours,), (wanted,) = (
-        answers(client, folder, images()[:1]),
-        of_the_pipeline(checkpoint, "ViT", images()[:1]),
-    )
-    assert ours == pytest.approx(wanted, abs=1e-4)
-    assert sum(ours.values()) != pytest.approx(1, abs=0.01)
+    independent = {"problem_type": "multi_label_classification"}
+    checkpoint = save_vision(tmp_path / "checkpoint", "vit", **independent)
+    client = build_own(tmp_path, checkpoint, client="resnet")
+    (prediction,) = predict(client, images()[:1])
+    wanted = scores(pipeline("image-classification", checkpoint, "vit")(images()[0]))
+    assert scores(prediction["classes"]) == pytest.approx(wanted, abs=1e-4)
+    assert sum(wanted.values()) != pytest.approx(1, abs=0.01)
 
 
 def changed(name: str, **changes: Any) -> Callable[[Path], Any]:
@@ -185,10 +166,10 @@ def test_compare_boxes_as_sets() -> None:
 
 def test_time_a_network_of_any_size_and_run_it_on_openvino(tmp_path: Path) -> None:
     checkpoint = save_vision(tmp_path / "checkpoint", "detr")
-    _, folder = build_own(tmp_path, checkpoint)
-    feed = example_feed(open_model("own", folder.parent).model, 1)
+    model = build_own(tmp_path, checkpoint).model
+    feed = example_feed(model, 1)
     assert feed["input"].shape == (1, 3, 64, 64)
-    file = folder / "1/model.onnx"
+    file = model.path / "1/model.onnx"
     onnx, openvino = OnnxFile(file), openvino_runner(file, {"INFERENCE_PRECISION_HINT": "f32"})
     for feeds in (feed, {"input": feed["input"][:, :, :40]}):
         wanted, served = onnx(feeds), openvino(feeds)

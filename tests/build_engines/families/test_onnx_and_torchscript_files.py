@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 from PIL import Image
 
 from build_engines.errors import BuildError, UsageError
@@ -41,11 +41,11 @@ def test_batch_along_a_free_first_dimension(tmp_path: Path) -> None:
     assert runner_of(stored)({"x": np.ones((2, 4), np.float32)})["y"].tolist() == [[2.0] * 4] * 2
 
 
-@pytest.mark.parametrize(("shape", "dims"), [((1, 4), (1, 4)), ((3, "n"), (3, -1)), ((2,), (2,))])
+@pytest.mark.parametrize(("shape", "dims"), [("1, 4", (1, 4)), ("3, n", (3, -1)), ("2", (2,))])
 def test_do_not_batch_along_a_fixed_first_dimension(
-    shape: Any, dims: tuple[int, ...], tmp_path: Path
+    shape: str, dims: tuple[int, ...], tmp_path: Path
 ) -> None:
-    stored = build_own(tmp_path, save_scale(tmp_path / "scale.onnx", shape))
+    stored = build_own(tmp_path, save_scale(tmp_path / "scale.onnx", f"float[{shape}]"))
     assert stored.model.max_batch_size == 0
     assert stored.model.inputs == (TensorSpec("x", "FP32", dims),)
     assert not stored.config.HasField("dynamic_batching")
@@ -58,14 +58,14 @@ def test_take_the_batch_size_from_the_flag(tmp_path: Path) -> None:
         TensorSpec("x", "FP32", (-1, 4)),
     )
     with pytest.raises(UsageError, match="--max-batch-size 2"):
-        build_own(tmp_path, save_scale(tmp_path / "fixed.onnx", (1, 4)), max_batch_size=2)
+        build_own(tmp_path, save_scale(tmp_path / "fixed.onnx", "float[1, 4]"), max_batch_size=2)
 
 
-@pytest.mark.parametrize(
-    "kind", [k for k in DATATYPES if k not in (TensorProto.STRING, TensorProto.BOOL)]
-)
+@pytest.mark.parametrize("kind", DATATYPES)
 def test_write_every_datatype_in_triton_s_spelling(kind: int, tmp_path: Path) -> None:
-    stored = build_own(tmp_path, save_scale(tmp_path / "scale.onnx", kind=kind))
+    tensor = f"{TensorProto.DataType.Name(kind).lower()}[n, 4]"
+    graph = parsed(f"same ({tensor} x) => ({tensor} y) {{ y = Identity (x) }}").graph
+    stored = build_own(tmp_path, save(graph, tmp_path / "same.onnx"))
     assert stored.model.inputs[0].datatype == DATATYPES[kind]
     if DATATYPES[kind] != "BF16":
         assert helper.tensor_dtype_to_np_dtype(kind) == numpy_dtype(DATATYPES[kind])
@@ -177,12 +177,17 @@ HEADS: list[tuple[dict[str, tuple[int, ...]], str, str]] = [
 ]
 
 
+def build_ports(tmp_path: Path, outputs: Any, **metadata: str) -> StoredModel:
+    file = save_ports(tmp_path / "net.onnx", outputs, **metadata)
+    return build_own(tmp_path, file, client="yolov5")
+
+
 @pytest.mark.parametrize(("outputs", "names", "message"), HEADS)
 def test_report_a_head_that_no_client_reads(
     outputs: dict[str, Any], names: str, message: str, tmp_path: Path
 ) -> None:
     with pytest.raises(BuildError, match=message):
-        build_own(tmp_path, save_ports(tmp_path / "net.onnx", outputs, names), client="yolov5")
+        build_ports(tmp_path, outputs, names=names)
 
 
 @pytest.mark.parametrize(
@@ -203,19 +208,17 @@ def test_report_a_head_that_no_client_reads(
 def test_read_the_labels_of_a_head_from_its_file(
     outputs: dict[str, Any], names: str, classes: int, tmp_path: Path
 ) -> None:
-    stored = build_own(tmp_path, save_ports(tmp_path / "net.onnx", outputs, names), client="yolov5")
-    client = stored.client()
+    client = build_ports(tmp_path, outputs, names=names).client()
     assert len(client.labels) == (classes if names else 0)  # type: ignore[union-attr]
 
 
 def test_name_a_layout_that_the_labels_do_not_fit(tmp_path: Path) -> None:
-    file = save_ports(tmp_path / "net.onnx", {"output0": (84, 84)}, "{0: 'one'}")
     with pytest.raises(BuildError, match=r"79 classes if its layout is yolov5.*--set layout="):
-        build_own(tmp_path, file, client="yolov5")
+        build_ports(tmp_path, {"output0": (84, 84)}, names="{0: 'one'}")
 
 
 def test_ask_for_another_export_of_a_detector_with_a_fixed_batch(tmp_path: Path) -> None:
-    file = save_ports(tmp_path / "net.onnx", {"output0": (84, 8400)}, COCO)
+    file = save_ports(tmp_path / "net.onnx", {"output0": (84, 8400)}, names=COCO)
     model = onnx.load(file)
     for port in (model.graph.input[0], model.graph.output[0]):
         port.type.tensor_type.shape.dim[0].dim_value = 4
@@ -225,21 +228,9 @@ def test_ask_for_another_export_of_a_detector_with_a_fixed_batch(tmp_path: Path)
 
 
 def test_read_the_keypoints_of_a_pose_file(tmp_path: Path) -> None:
-    file = save_ports(tmp_path / "net.onnx", {"output0": (56, 8400)}, "{0: 'person'}")
-    model = onnx.load(file)
-    model.metadata_props.add(key="kpt_shape", value="[17, 3]")
-    onnx.save(model, file)
-    client = build_own(tmp_path, file, client="yolov5").client()
+    metadata = {"names": "{0: 'person'}", "kpt_shape": "[17, 3]"}
+    client = build_ports(tmp_path, {"output0": (56, 8400)}, **metadata).client()
     assert (client.options["keypoints"], client.labels) == ((17, 3), ["person"])  # type: ignore[union-attr]
-
-
-def save_free_detector(path: Path, metadata: dict[str, str]) -> Path:
-    model = onnx.load(save_constants(path, {"output0": np.zeros((25200, 85))}))
-    helper.set_model_props(model, metadata)
-    for dim in model.graph.input[0].type.tensor_type.shape.dim[2:]:
-        dim.dim_param = "side"
-    onnx.save(model, path)
-    return path
 
 
 @pytest.mark.parametrize(
@@ -255,10 +246,9 @@ def save_free_detector(path: Path, metadata: dict[str, str]) -> Path:
 def test_take_a_detector_s_size_from_its_file_or_the_flag(
     metadata: dict[str, str], options: dict[str, int], side: int, tmp_path: Path
 ) -> None:
-    stored = build_own(
-        tmp_path, save_free_detector(tmp_path / "d.onnx", metadata), client="yolov5", **options
-    )
-    client = stored.client()
+    answer = {"output0": np.zeros((25200, 85))}
+    file = save_constants(tmp_path / "d.onnx", answer, "side", **metadata)
+    client = build_own(tmp_path, file, client="yolov5", **options).client()
     assert client
     pixels = np.asarray(picture().resize((800, 800)))
     (images,) = client.prepare([pixels], {}).values()
@@ -310,15 +300,10 @@ def test_apply_the_activation_that_is_named(end: str, named: str, tmp_path: Path
 def save_two_outputs(path: Path, second: str = "logits") -> Path:
     """Write the classifier with its eight features as a first output; they are larger than any of
     its scores."""
-    model = onnx.load(save_classifier(path))
-    model.graph.node[-1].output[0] = model.graph.output[0].name = second
-    model.graph.initializer.append(numpy_helper.from_array(np.full(1, 100, np.float32), "much"))
-    model.graph.node.append(helper.make_node("Add", ["e", "much"], ["features"]))
-    model.graph.output.insert(
-        0, helper.make_tensor_value_info("features", TensorProto.FLOAT, ["batch", 8])
-    )
-    onnx.save(model, path)
-    return path
+    head = f"""{second} = MatMul (e, m) much = Constant <value = float {{100.0}}> ()
+        features = Add (e, much)"""
+    outputs = f"float[batch, 8] features, float[batch, 3] {second}"
+    return save_classifier(path, head=head, outputs=outputs)
 
 
 @pytest.mark.parametrize(

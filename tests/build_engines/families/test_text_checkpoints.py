@@ -16,12 +16,10 @@ from onnx import helper
 from safetensors.torch import load_file, save_file
 
 from build_engines.build import build
-from build_engines.comparison import compare
 from build_engines.errors import BuildError, UsageError
 from build_engines.families.text_network import load_network
 from build_engines.model_spec import ModelSpec
 from build_engines.request import Request
-from clients.text import TASKS
 from serving.errors import InvalidRequest
 from tests.build_engines.models import exported
 from tests.clients.text_models import (
@@ -81,33 +79,35 @@ def test_choose_the_task_by_the_flag_or_the_config(
     }
 
 
-def test_rank_with_a_cross_encoder_of_sentence_transformers(tmp_path: Path) -> None:
-    label: dict[str, Any] = {"id2label": {0: "LABEL_0"}, "label2id": {"LABEL_0": 0}}
-    checkpoint = save_checkpoint(tmp_path, "text-ranking", num_labels=1, **label)
-    change(
-        tmp_path / "config.json",
-        sentence_transformers={"activation_fn": "torch.nn.modules.linear.Identity"},
-    )
-    change(tmp_path / "config.json", id2label={"0": "LABEL_0"})
-    model_spec = built(checkpoint, tmp_path / "model")
-    assert model_spec.settings["task"] == "text-ranking"
-    served = Served(tmp_path / "model", **model_spec.settings)
+def check_ranking(
+    folder: Path, spec: ModelSpec, checkpoint: Path, function: Callable[[Any], Any]
+) -> None:
+    """Assert that a score is this function of the logit of transformers."""
+    assert spec.settings["task"] == "text-ranking"
+    served = Served(folder, **spec.settings)
     (prediction,) = served.predict([{"query": "a", "documents": ["the cat"]}])
     network = transformers.AutoModelForSequenceClassification.from_pretrained(checkpoint).eval()
-    encoded = transformers.AutoTokenizer.from_pretrained(checkpoint)(
-        "a", "the cat", return_tensors="pt"
-    )
-    assert prediction["ranking"][0]["score"] == pytest.approx(
-        network(**encoded).logits.item(), abs=1e-4
+    tokenizer = transformers.AutoTokenizer.from_pretrained(checkpoint)
+    logit = network(**tokenizer("a", "the cat", return_tensors="pt")).logits
+    expected = pytest.approx(function(logit).item(), abs=1e-4)
+    assert prediction["ranking"][0]["score"] == expected
+
+
+def test_rank_with_a_cross_encoder_of_sentence_transformers(tmp_path: Path) -> None:
+    checkpoint = save_checkpoint(tmp_path / "checkpoint", "text-ranking", num_labels=1)
+    own = {"activation_fn": "torch.nn.modules.linear.Identity"}
+    change(checkpoint / "config.json", sentence_transformers=own, id2label={"0": "LABEL_0"})
+    check_ranking(
+        tmp_path / "model", built(checkpoint, tmp_path / "model"), checkpoint, torch.nn.Identity()
     )
 
 
-def cross_encoder(folder: Path, activation: str, labels: int = 1) -> Path:
+def cross_encoder(folder: Path, activation: str) -> Path:
     """Write what the CrossEncoder of sentence-transformers 6.2 writes."""
-    checkpoint = save_checkpoint(folder, "text-ranking", num_labels=labels)
-    change(folder / "config_sentence_transformers.json", model_type="CrossEncoder")
+    checkpoint = save_checkpoint(folder, "text-ranking", num_labels=1)
     change(
         folder / "config_sentence_transformers.json",
+        model_type="CrossEncoder",
         activation_fn=f"torch.nn.modules.{activation}",
         default_prompt_name=None,
         prompts={},
@@ -120,22 +120,15 @@ def cross_encoder(folder: Path, activation: str, labels: int = 1) -> Path:
 
 @pytest.mark.parametrize(
     ("activation", "function"),
-    [("linear.Identity", lambda logit: logit), ("activation.Sigmoid", torch.sigmoid)],
+    [("linear.Identity", torch.nn.Identity()), ("activation.Sigmoid", torch.sigmoid)],
 )
+@pytest.mark.parametrize("task", ["", "text-ranking"])
 def test_rank_with_a_cross_encoder_that_version_6_wrote(
-    activation: str, function: Callable[[torch.Tensor], torch.Tensor], tmp_path: Path
+    activation: str, function: Callable[[Any], Any], task: str, tmp_path: Path
 ) -> None:
     checkpoint = cross_encoder(tmp_path / "checkpoint", activation)
-    for asked in ("", "text-ranking"):
-        model_spec = built(checkpoint, tmp_path / f"model{asked}", task=asked)
-        assert model_spec.settings["task"] == "text-ranking"
-    served = Served(tmp_path / "model", **model_spec.settings)
-    (prediction,) = served.predict([{"query": "a", "documents": ["the cat"]}])
-    network = transformers.AutoModelForSequenceClassification.from_pretrained(checkpoint).eval()
-    tokenizer = transformers.AutoTokenizer.from_pretrained(checkpoint)
-    logit = network(**tokenizer("a", "the cat", return_tensors="pt")).logits
-    expected = pytest.approx(function(logit).item(), abs=1e-4)
-    assert prediction["ranking"][0]["score"] == expected
+    spec = built(checkpoint, tmp_path / "model", task=task)
+    check_ranking(tmp_path / "model", spec, checkpoint, function)
 
 
 def test_refuse_a_cross_encoder_with_steps_beside_its_network(tmp_path: Path) -> None:
@@ -171,36 +164,27 @@ def architecture(*names: str, **values: Any) -> Callable[[Path], None]:
     return lambda folder: change(folder / "config.json", architectures=names, **values)
 
 
-def save_longformer(folder: Path) -> None:
-    """Save a network whose attention the tracer fixes to the length that it saw."""
-    shape = dict.fromkeys(("hidden_size", "intermediate_size"), 16) | {
-        "num_hidden_layers": 1,
-        "num_attention_heads": 2,
-    }
-    config = transformers.LongformerConfig(
-        vocab_size=99, attention_window=[8], max_position_embeddings=64, **shape
-    )
-    transformers.LongformerModel(config).save_pretrained(folder)
+def network(name: str, **sizes: int | list[int]) -> Callable[[Path], Any]:
+    """Return a function that saves a small network of this name."""
+
+    def save(folder: Path) -> None:
+        config = getattr(transformers, f"{name}Config")(vocab_size=99, **sizes)
+        getattr(transformers, f"{name}Model")(config).save_pretrained(folder)
+
+    return save
 
 
-def save_convbert(folder: Path) -> None:
-    """Save a network that convolves over the texts' ends."""
-    shape = dict.fromkeys(("hidden_size", "embedding_size", "intermediate_size"), 16)
-    config = transformers.ConvBertConfig(
-        vocab_size=99, num_hidden_layers=1, num_attention_heads=2, **shape
-    )
-    transformers.ConvBertModel(config).save_pretrained(folder)
-
-
-def save_fnet(folder: Path) -> None:
-    """Save a network of Fourier transforms, which torch's tracer does not export."""
-    shape = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
-    transformers.FNetModel(transformers.FNetConfig(vocab_size=99, **shape)).save_pretrained(folder)
-
-
-def save_xlm(folder: Path) -> None:
-    shape = {"emb_dim": 16, "n_layers": 1, "n_heads": 2}
-    transformers.XLMModel(transformers.XLMConfig(vocab_size=99, **shape)).save_pretrained(folder)
+SIZES = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
+HEADS = {"num_attention_heads": 2}
+# its attention is fixed by the tracer to the length that it saw
+LONGFORMER = network(
+    "Longformer", attention_window=[8], max_position_embeddings=64, **SIZES, **HEADS
+)
+# it convolves over the texts' ends
+CONVBERT = network("ConvBert", embedding_size=16, **SIZES, **HEADS)
+# it has Fourier transforms, which torch's tracer does not export
+FNET = network("FNet", **SIZES)
+XLM = network("XLM", emb_dim=16, n_layers=1, n_heads=2)
 
 
 def test_build_the_encoder_of_t5(tmp_path: Path) -> None:
@@ -234,10 +218,10 @@ TOKENS, WEIGHTED = "token-classification", {"pooling_mode_weightedmean_tokens": 
         ("embedding", architecture("T5Model", is_encoder_decoder=True), "", "T5Model"),
         ("embedding", architecture("T5Model", is_encoder_decoder=True), "embedding", "T5Model"),
         ("embedding", architecture(), "", "--task"),
-        ("embedding", save_longformer, "", "LongformerModel"),
-        ("embedding", save_convbert, "", "padding"),
-        ("embedding", save_xlm, "", "types of tokens"),
-        ("embedding", save_fnet, "", "fft.* build the ONNX file"),
+        ("embedding", LONGFORMER, "", "LongformerModel"),
+        ("embedding", CONVBERT, "", "padding"),
+        ("embedding", XLM, "", "types of tokens"),
+        ("embedding", FNET, "", "fft.* build the ONNX file"),
         (
             "embedding",
             lambda folder: change(folder / "config.json", vocab_size=999),
@@ -328,31 +312,32 @@ def test_build_sentence_transformers_with_all_their_modules(kind: str, tmp_path:
         np.testing.assert_allclose(prediction["embedding"], wanted / wanted.norm(), atol=1e-4)
 
 
+CLASSES = "text-classification"
+
+
+def build_file(file: Path, checkpoint: Path | None, task: str = CLASSES, **options: Any) -> Path:
+    """Build a model of an ONNX file with the checkpoint's tokenizer; return its folder."""
+    named: dict[str, Any] = {"client": "bert", "task": task, "tokenizer": checkpoint} | options
+    folder, _ = build(Request("own", str(file), repository=file.parent / "repository", **named))
+    return folder
+
+
 def test_use_the_named_tokenizer_for_an_onnx_file(tmp_path: Path) -> None:
-    checkpoint = save_checkpoint(tmp_path / "checkpoint", "text-classification", num_labels=3)
+    checkpoint = save_checkpoint(tmp_path / "checkpoint", CLASSES, num_labels=3)
     whole = built(checkpoint, tmp_path / "whole")
-    file = tmp_path / "whole" / "1" / "model.onnx"
-    options: dict[str, Any] = {
-        "weights": str(file),
-        "client": "bert",
-        "task": "text-classification",
-    }
-    options["repository"] = tmp_path / "repository"
-    folder, _ = build(Request("own", **options, tokenizer=checkpoint))
-    assert (folder / "tokenizer" / "tokenizer.json").is_file()
-    ours, wanted = (
-        Served(folder, task="text-classification"),
-        Served(tmp_path / "whole", **whole.settings),
-    )
-    assert ours.predict(TEXTS[:1]) == wanted.predict(TEXTS[:1])
+    file = tmp_path / "whole/1/model.onnx"
+    folder = build_file(file, checkpoint)
+    assert (folder / "tokenizer/tokenizer.json").is_file()
+    wanted = Served(tmp_path / "whole", **whole.settings).predict(TEXTS[:1])
+    assert Served(folder, task=CLASSES).predict(TEXTS[:1]) == wanted
     with pytest.raises(UsageError, match="--tokenizer"):
-        build(Request("own", **options))
+        build_file(file, None)
     with pytest.raises(UsageError, match="--client text"):
-        build(Request("own", **(options | {"client": ""}), tokenizer=checkpoint))
+        build_file(file, checkpoint, client="")
 
 
 def test_send_int32_tokens_to_a_file_that_takes_them(tmp_path: Path) -> None:
-    checkpoint = save_checkpoint(tmp_path / "checkpoint", "text-classification", num_labels=3)
+    checkpoint = save_checkpoint(tmp_path / "checkpoint", CLASSES, num_labels=3)
     whole = built(checkpoint, tmp_path / "whole")
     model = onnx.load(tmp_path / "whole/1/model.onnx")
     names = {port.name for port in model.graph.input}
@@ -363,11 +348,9 @@ def test_send_int32_tokens_to_a_file_that_takes_them(tmp_path: Path) -> None:
         cast = helper.make_node("Cast", [port.name], [f"{port.name}_64"], to=onnx.TensorProto.INT64)
         model.graph.node.insert(0, cast)
     onnx.save(model, tmp_path / "int32.onnx")
-    options: dict[str, Any] = {"weights": str(tmp_path / "int32.onnx"), "tokenizer": checkpoint}
-    options |= {"client": "bert", "task": "text-classification"}
-    folder, _ = build(Request("own", **options, repository=tmp_path / "repository"))
+    folder = build_file(tmp_path / "int32.onnx", checkpoint)
     wanted = Served(tmp_path / "whole", **whole.settings).predict(TEXTS[:1])
-    assert Served(folder, task="text-classification").predict(TEXTS[:1]) == wanted
+    assert Served(folder, task=CLASSES).predict(TEXTS[:1]) == wanted
 
 
 @pytest.mark.parametrize("family", ["MPNet", "XLMRobertaXL", "Xmod", "IBert", "Luke", "Esm"])
@@ -385,20 +368,6 @@ def test_shorten_texts_if_positions_start_after_the_padding(
     # without such a table
     change(tmp_path / "model/tokenizer/config.json", position_embedding_type="rotary")
     assert Served(tmp_path / "model").client.tokenizer.max_length == LIMIT + 2
-
-
-@pytest.mark.parametrize("task", TASKS)
-def test_compare_an_engine_of_each_task_with_its_reference(task: str, tmp_path: Path) -> None:
-    names = {"0": "contradiction", "1": "entailment"}
-    changes = (
-        {"num_labels": 1}
-        if task == "text-ranking"
-        else {"id2label": names, "label2id": {"entailment": 1}}
-    )
-    checkpoint = save_checkpoint(tmp_path / "checkpoint", task, **changes)
-    served = Served(tmp_path / "model", **built(checkpoint, tmp_path / "model", task=task).settings)
-    (score,) = compare(served.client.model, served.client, served.infer, served.infer, count=3)
-    assert score.value == pytest.approx(1.0)
 
 
 def test_refuse_a_network_too_large_for_one_file(tmp_path: Path) -> None:
