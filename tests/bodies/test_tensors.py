@@ -217,6 +217,7 @@ def test_read_an_npy_file_as_the_model_s_input(order: Any) -> None:
 def test_refuse_npy_numbers_that_do_not_fit_the_datatype(
     values: list[float], own: str, datatype: str, fits: bool
 ) -> None:
+    array = np.array([values], own)
     asked, model = NpyBody.of(npy(array)), served(TensorSpec("x", datatype, (2,)), batch=4)
     if fits:
         (tensor,) = step(asked, model).inputs

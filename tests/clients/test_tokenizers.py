@@ -131,7 +131,7 @@ def test_get_ids_and_offsets_of_autotokenizer(save: Callable[[Path], None], tmp_
 
 WITHOUT = (
     "import json, sys, pathlib; from clients._text.tokenizer import TextTokenizer\n"
-    "rows = TextTokenizer(pathlib.Path(sys.argv[1]), 48).encode(json.load(sys.stdin), 1)\n"
+    "rows = TextTokenizer(pathlib.Path(sys.argv[1]), 48).encode(json.load(sys.stdin))\n"
     "print(json.dumps([rows['input_ids'].tolist(), 'transformers' in sys.modules]))"
 )
 
@@ -141,10 +141,12 @@ def test_get_the_same_from_tokenizer_json_without_transformers(
     save: Callable[[Path], None], tmp_path: Path
 ) -> None:
     save(tmp_path)
-    code = (
-        "import json, sys, pathlib; from clients._text.tokenizer import TextTokenizer\n"
-        "rows = TextTokenizer(pathlib.Path(sys.argv[1]), 48).encode(json.load(sys.stdin))\n"
-        "print(json.dumps([rows['input_ids'].tolist(), 'transformers' in sys.modules]))"
+    rows = TextTokenizer(tmp_path, LENGTH).encode(texts())["input_ids"].tolist()
+    loaded = transformers.AutoTokenizer.from_pretrained(tmp_path, local_files_only=True)
+    loaded.save_pretrained(tmp_path)
+    command = [sys.executable, "-c", WITHOUT, str(tmp_path)]
+    done = subprocess.run(
+        command, input=json.dumps(texts()), cwd=ROOT, capture_output=True, text=True, check=True
     )
     assert json.loads(done.stdout) == [rows, False]
 

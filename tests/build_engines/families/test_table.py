@@ -58,7 +58,6 @@ from sklearn.tree import DecisionTreeRegressor
 
 from build_engines.errors import BuildError, UsageError
 from build_engines.families import table
-from build_engines.families.tables import to_onnx as table_to_onnx
 from build_engines.families.tables import trees as table_trees
 from build_engines.request import Request
 from build_engines.stored_model import StoredModel
