@@ -15,6 +15,17 @@ from build_engines.errors import BuildError
 from clients.base import TensorSpec
 
 LONGEST_NAMES = 10**6  # characters
+SQUASHING = ("Softmax", "Sigmoid", "HardSigmoid")  # operators that turn logits into scores
+# operators that keep a score a score
+PASSING = (
+    "Cast",
+    "DequantizeLinear",
+    "Flatten",
+    "Identity",
+    "QuantizeLinear",
+    "Reshape",
+    "Squeeze",
+)
 DATATYPES = {
     **{getattr(TensorProto, kind): kind for kind in ("INT8", "INT16", "INT32", "INT64", "BOOL")},
     **{getattr(TensorProto, kind): kind for kind in ("UINT8", "UINT16", "UINT32", "UINT64")},
@@ -127,6 +138,16 @@ def _metadata(model: onnx.ModelProto, key: str) -> Any:
         return ast.literal_eval(text[:LONGEST_NAMES])
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         return None
+
+
+def makes_scores(model: onnx.ModelProto, output: str) -> bool:
+    """Return whether the output comes from a softmax or a sigmoid, and so holds scores, not
+    logits."""
+    makers = {name: node for node in model.graph.node for name in node.output}
+    node = makers.get(output)
+    while node and node.op_type in PASSING:
+        node = makers.get(node.input[0])
+    return bool(node and node.op_type in SQUASHING)
 
 
 def external_files(model: onnx.ModelProto, folder: Path) -> list[Path]:

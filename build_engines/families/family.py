@@ -90,6 +90,8 @@ class Family:
     example: str = ""
     # whether the model gives one score for each class
     classifies: bool = False
+    # whether the client expects boxes in pixels of the input
+    boxes_in_pixels: bool = False
     # samples on which an engine is compared with fp32; None: random tensors
     samples: Samples | None = None
     # compares two predictions, which are made with the parameters' defaults

@@ -26,6 +26,7 @@ FAMILY = Family(
     },
     own_weights={"yolov5": bundled.write_model, "yolov4_tiny": yolov4_tiny.write_model},
     example="yolov4_tiny",
+    boxes_in_pixels=True,
     samples=IMAGES,
     measure=lambda _: DETECTIONS,
     static_int8=True,

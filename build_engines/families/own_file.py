@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from build_engines.errors import UsageError
+from build_engines.errors import BuildError, UsageError
 from build_engines.families.bundled import copy_example
 from build_engines.families.family import Family
 from build_engines.labels import write_labels
@@ -25,6 +25,11 @@ LENGTHS = (32, 1024)  # sizes of the rows' variable dimensions, tried in this or
 # the most by which a row's answers may differ between running alone and running with others, as a
 # share of the largest value
 ALIKE = 0.01
+SIDE = 640  # pixels: the side of a detector's random images, as in YOLO by default
+# An output with at most this many boxes may list only the objects that were found, and a random
+# image has none.
+FEW_BOXES = 1000
+LEAST_PIXELS = 32.0  # at least one box of a random image is this large or this far from the corner
 GREY = "resnet"  # the model of the repository whose example is grey
 
 
@@ -34,13 +39,14 @@ class Findings:
 
     A run on random rows shows two things. `mixes_rows`: rows are answered differently together than
     alone, so the first dimension varies but is not a batch; it may be time, for example.
-    `are_shares`: each row of the first output has no number below 0 and sums to 1, as after a
-    softmax. The others are in an ONNX file of Ultralytics: the classes' `names`, the `keypoints` of
+    `makes_scores`: the file itself turns logits into scores, because each row of the first output
+    has no number below 0 and sums to 1, as after a softmax. The others are in an ONNX file of
+    Ultralytics: the classes' `names`, the `keypoints` of
     a box, and the `size` of the images for which it was exported.
     """
 
     mixes_rows: bool = False
-    are_shares: bool = False
+    makes_scores: bool = False
     names: Sequence[str] = ()
     keypoints: str = ""
     size: int = 0
@@ -55,11 +61,27 @@ def run_random_rows(run: Runner, spec: ModelSpec) -> Findings:
             together = run(feed)
             return Findings(
                 mixes_rows=spec.max_batch_size > 0 and _mixes_rows(run, feed, together),
-                are_shares=_are_shares(next(iter(together.values()))),
+                makes_scores=_are_shares(next(iter(together.values()))),
             )
         except Exception:  # ONNX Runtime's and torch's exceptions have no common base class
             continue
     return Findings()
+
+
+def check_boxes(run: Runner, spec: ModelSpec) -> None:
+    """Raise BuildError if the boxes that a detector finds in random images are not in pixels.
+    YOLOX's, for example, are offsets in the cells of a grid. Accept a file that does not run."""
+    try:
+        first = next(iter(run(example_feed(spec, ROWS, SIDE)).values()))
+    except Exception:  # as in run_random_rows
+        return
+    largest = float(np.abs(first).max())
+    if max(first.shape[-2:]) > FEW_BOXES and 0 < largest < LEAST_PIXELS:
+        raise BuildError(
+            f"the boxes are not in pixels (at most {largest:.1f}), as YOLOX's and normalized ones "
+            "are: build the file without --client, and decode them in a client of your own "
+            "(docs/clients.md)"
+        )
 
 
 def _mixes_rows(run: Runner, feed: Tensors, together: Tensors) -> bool:
@@ -105,7 +127,7 @@ def finished(
     has_labels = write_labels(folder / DEFAULT_LABELS, own_labels, request.labels)
     if has_labels and defaults.get("labels") == "":
         settings["labels"] = DEFAULT_LABELS
-    if family.classifies and findings.are_shares:
+    if "activation" in defaults and findings.makes_scores:
         settings["activation"] = "none"
     if findings.keypoints and "keypoints" in defaults:
         settings["keypoints"] = findings.keypoints

@@ -8,7 +8,13 @@ from build_engines import onnx_reader
 from build_engines.errors import UsageError
 from build_engines.families.family import Family
 from build_engines.families.onnx_tensors import open_file, with_tensors_of
-from build_engines.families.own_file import MAX_BATCH_SIZE, Findings, finished, run_random_rows
+from build_engines.families.own_file import (
+    MAX_BATCH_SIZE,
+    Findings,
+    check_boxes,
+    finished,
+    run_random_rows,
+)
 from build_engines.model_spec import ModelSpec
 from build_engines.request import Request
 from build_engines.weights import Weights
@@ -26,6 +32,8 @@ def write_model(family: Family, weights: Weights, request: Request, folder: Path
     findings = Findings()
     if opened and (spec.max_batch_size or family.classifies):
         findings = run_random_rows(opened, spec)
+    if opened and family.boxes_in_pixels:
+        check_boxes(opened, spec)
     if findings.mixes_rows:
         if request.max_batch_size > 0:
             raise UsageError(
@@ -34,8 +42,10 @@ def write_model(family: Family, weights: Weights, request: Request, folder: Path
             )
         one_by_one = replace(request, max_batch_size=0)
         spec = with_tensors_of(one_by_one, graph, opened, spec)
+    ends_in_scores = onnx_reader.makes_scores(graph, spec.outputs[0].name)
     findings = replace(
         findings,
+        makes_scores=findings.makes_scores or ends_in_scores,
         names=onnx_reader.names_of(graph),
         keypoints=onnx_reader.keypoints_of(graph),
         size=onnx_reader.size_of(graph),

@@ -227,6 +227,20 @@ def test_ask_for_another_export_of_a_detector_with_a_fixed_batch(tmp_path: Path)
         build_own(tmp_path, file, client="yolov5")
 
 
+@pytest.mark.parametrize("shape", [(3549, 6), (84, 8400)])
+@pytest.mark.parametrize(("largest", "is_built"), [(1.0, False), (8.0, False), (60000.0, True)])
+def test_refuse_boxes_not_in_pixels(
+    shape: tuple[int, int], largest: float, is_built: bool, tmp_path: Path
+) -> None:
+    values = np.linspace(0, largest, shape[0] * shape[1]).reshape(shape)
+    file = save_constants(tmp_path / "net.onnx", {"output0": values})
+    if is_built:
+        assert build_own(tmp_path, file, client="yolov5").client()
+    else:
+        with pytest.raises(BuildError, match="pixels"):
+            build_own(tmp_path, file, client="yolov5")
+
+
 def test_read_the_keypoints_of_a_pose_file(tmp_path: Path) -> None:
     metadata = {"names": "{0: 'person'}", "kpt_shape": "[17, 3]"}
     client = build_ports(tmp_path, {"output0": (56, 8400)}, **metadata).client()
@@ -255,13 +269,10 @@ def test_take_a_detector_s_size_from_its_file_or_the_flag(
     assert images.shape[-2:] == (side, side)
 
 
-def save_with_ending(path: Path, operator: str) -> Path:
-    """Write the classifier with this operator behind its logits."""
-    model = onnx.load(save_classifier(path))
-    model.graph.node.append(helper.make_node(operator, ["logits"], ["scores"]))
-    model.graph.output[0].name = "scores"
-    onnx.save(model, path)
-    return path
+def save_with_ending(path: Path, ending: str) -> Path:
+    """Write the classifier with these operators behind its logits, the last one called scores."""
+    head = f"logits = MatMul (e, m) as_is = Constant <value_ints = [0, -1]> () {ending}"
+    return save_classifier(path, head=head, outputs="float[batch, 3] scores")
 
 
 def picture() -> Image.Image:
@@ -278,21 +289,39 @@ def scores_of(stored: StoredModel) -> dict[int, float]:
     return {each["class_id"]: each["score"] for each in prediction["classes"]}
 
 
-def test_keep_the_scores_of_the_file(tmp_path: Path) -> None:
-    file = save_with_ending(tmp_path / "c.onnx", "Softmax")
+@pytest.mark.parametrize("function", ["softmax", "sigmoid"])
+@pytest.mark.parametrize(
+    "ending",
+    [
+        "scores = {} (logits)",
+        "f = {} (logits) scores = Identity (f)",
+        "f = {} (logits) scores = Reshape (f, as_is)",
+        "f = {} (logits) g = Identity (f) h = Reshape (g, as_is) scores = Flatten (h)",
+    ],
+)
+def test_keep_the_scores_of_the_file(function: str, ending: str, tmp_path: Path) -> None:
+    file = save_with_ending(tmp_path / "c.onnx", ending.format(function.capitalize()))
     stored = build_own(tmp_path, file, client="resnet")
     client = stored.client()
     assert client
     network = session(save_classifier(tmp_path / "logits.onnx"))
     logits = torch.from_numpy(network.run(["logits"], client.prepare([picture()], {}))[0][0])
-    wanted = dict(enumerate(logits.softmax(0).tolist()))
-    assert scores_of(stored) == pytest.approx(wanted, abs=1e-6)
+    wanted = getattr(torch, function)(logits, **({"dim": 0} if function == "softmax" else {}))
+    assert scores_of(stored) == pytest.approx(dict(enumerate(wanted.tolist())), abs=1e-6)
+
+
+def test_recognize_powers_divided_by_their_sum_as_softmax(tmp_path: Path) -> None:
+    ending = """powers = Exp (logits) one = Constant <value_ints = [1]> ()
+        sum = ReduceSum (powers, one) scores = Div (powers, sum)"""
+    file = save_with_ending(tmp_path / "c.onnx", ending)
+    assert sum(scores_of(build_own(tmp_path, file, client="resnet")).values()) == pytest.approx(1)
+    assert build_own(tmp_path, file, client="resnet").model.parameters["activation"] == "none"
 
 
 @pytest.mark.parametrize("end", ["Softmax", "Sigmoid"])
 @pytest.mark.parametrize("named", ["sigmoid", "none"])
 def test_apply_the_activation_that_is_named(end: str, named: str, tmp_path: Path) -> None:
-    file = save_with_ending(tmp_path / "c.onnx", end)
+    file = save_with_ending(tmp_path / "c.onnx", f"scores = {end} (logits)")
     stored = build_own(tmp_path, file, client="resnet", settings={"activation": named})
     assert stored.model.parameters["activation"] == named
 

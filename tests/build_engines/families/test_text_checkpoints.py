@@ -21,6 +21,7 @@ from build_engines.families.text_network import load_network
 from build_engines.model_spec import ModelSpec
 from build_engines.request import Request
 from serving.errors import InvalidRequest
+from serving.repository.model_config import read_config
 from tests.build_engines.models import exported
 from tests.clients.text_models import (
     FAMILIES,
@@ -351,6 +352,36 @@ def test_send_int32_tokens_to_a_file_that_takes_them(tmp_path: Path) -> None:
     folder = build_file(tmp_path / "int32.onnx", checkpoint)
     wanted = Served(tmp_path / "whole", **whole.settings).predict(TEXTS[:1])
     assert Served(folder, task=CLASSES).predict(TEXTS[:1]) == wanted
+
+
+def file_with_scores(checkpoint: Path, folder: Path, operator: str) -> Path:
+    """Write the checkpoint as an ONNX file whose logits go through the operator."""
+    built(checkpoint, folder)
+    file = folder / "1" / "model.onnx"
+    model = onnx.load(file)
+    name = model.graph.output[0].name
+    model.graph.output[0].name = "scores"
+    model.graph.node.append(helper.make_node(operator, [name], ["end"]))
+    model.graph.node.append(helper.make_node("Identity", ["end"], ["scores"]))
+    onnx.save(model, file)
+    return file
+
+
+@pytest.mark.parametrize("function", ["softmax", "sigmoid"])
+def test_keep_the_scores_of_texts_that_the_file_computes(function: str, tmp_path: Path) -> None:
+    checkpoint = save_checkpoint(tmp_path / "checkpoint", CLASSES, num_labels=3)
+    file = file_with_scores(checkpoint, tmp_path / "whole", function.capitalize())
+    folder = build_file(file, checkpoint)
+    parameters = read_config(folder, "gpu").parameters
+    settings = {name: value.string_value for name, value in parameters.items()}
+    ours = Served(folder, **settings).predict(TEXTS)
+    pipeline = transformers.pipeline(CLASSES, str(checkpoint), top_k=3, function_to_apply=function)
+    for prediction, wanted in zip(ours, pipeline(TEXTS), strict=True):
+        assert [each["label"] for each in prediction["classes"]] == [
+            each["label"] for each in wanted
+        ]
+        scores = [each["score"] for each in prediction["classes"]]
+        assert scores == pytest.approx([each["score"] for each in wanted], abs=1e-4)
 
 
 @pytest.mark.parametrize("family", ["MPNet", "XLMRobertaXL", "Xmod", "IBert", "Luke", "Esm"])
