@@ -81,6 +81,8 @@ class Pipeline(ApiBody, kw_only=True):
 
     @classmethod
     def of(cls, data: bytes) -> ApiBody:
+        if not data:
+            raise InvalidRequest('the body is empty; send an image, a text or {"inputs": …}')
         is_object = data[:100].lstrip().startswith(b"{")
         return super().of(data) if is_object else cls(inputs=data)
 

@@ -388,3 +388,5 @@ def test_answer_pictures_raw_and_in_base64(server: Server) -> None:
     boxes = [{key: each[key] for key in ("label", "score", "box")} for each in found["detections"]]
     assert answer(server.post("/pipeline/boxes", json=body)) == boxes != []
     expect_error(server.post("/pipeline/resnet", data=b"a"), 400, "decoding_error")
+    for path in ("/embed", "/pipeline/opinions"):
+        expect_error(server.post(path), 400, "invalid_request", "the body is empty")

@@ -1,6 +1,7 @@
 """Make archives of tiny models, load and unload them as SageMaker does, and measure what `serve`
 uses."""
 
+import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -119,10 +120,15 @@ def usage(pid: int, run_dir: Path) -> Usage:
         processes=len(processes),
         threads=sum(each.num_threads() for each in processes if each.is_running()),
         descriptors=sum(each.num_fds() for each in processes if each.is_running()),
-        files=sum(1 for _ in (run_dir / "models").rglob("*")) + len(shared),
+        files=_files_below(run_dir / "models") + len(shared),
         shared=sum(path.stat().st_blocks * 512 for path in shared if path.exists()),
         unpacked=size_of(run_dir / "unpacked"),
     )
+
+
+def _files_below(folder: Path) -> int:
+    """Count files and folders. Unlike rglob, os.walk ignores a folder that vanishes meanwhile."""
+    return sum(len(folders) + len(files) for _, folders, files in os.walk(folder))
 
 
 def _shared(process: psutil.Process) -> list[Path]:
