@@ -55,7 +55,7 @@ class Hostile:
 
     def sent(self, url: str, timeout: float) -> Callable[[], requests.Response]:
         """Return a function that sends the request, whose body is made only once."""
-        data = gzip.compress(self.body(), 1) if self.is_packed else self.body()
+        data = gzip.compress(self.body()) if self.is_packed else self.body()
         headers = {"Content-Type": self.kind, **self.headers}
         headers |= {"Content-Encoding": "gzip"} if self.is_packed else {}
         params = {"model_name": self.model, **self.parameters} if self.model else self.parameters
@@ -105,6 +105,8 @@ SLOW = (200, 400, 413, 504)
 TIME: dict[str, Hostile] = {
     # 28
     "a ranking of a long query": Hostile("ranking", ranking(4_000, 1_000, 20_000), SLOW),
+    # 20
+    "a ranking of long documents": Hostile("ranking", ranking(100, 1_000, 25_000), SLOW),
     # 35
     "a ranking of two long texts": Hostile("ranking", ranking(51_200, 80, 51_200), SLOW),
     # 33
@@ -138,6 +140,14 @@ TIME: dict[str, Hostile] = {
     # 8
     "labels to ignore of 24 MB": Hostile(
         "entities", repeated("a dog", 32, ignore_labels=names(12_000_000)), (400,)
+    ),
+    # 11
+    "answers of many windows": Hostile(
+        "answers",
+        repeated(
+            {"question": "a", "context": text("a ", 260_000)}, 1, top_k=100, max_answer_len=512
+        ),
+        SLOW,
     ),
     # 9
     "answers of the most windows": Hostile(
@@ -295,9 +305,17 @@ def floats(count: int) -> bytes:
 # readers, and uploads and streams that are held, are not in this table: they take another kind of
 # caller.
 ROOM: dict[str, Hostile] = {
+    # 1.7 GB; a neighbour's worst call 8 s
+    "a picture of one column": Hostile(
+        "resnet", lambda: png(0, 1, depth=8, side=1, height=89_000_000), (400,), "image/png"
+    ),
     # 2.7 GB
     "a picture of one column with transparency": Hostile(
         "resnet", lambda: png(6, 4, depth=8, side=1, height=89_000_000), (400,), "image/png"
+    ),
+    # 2.5 GB
+    "a picture of one column in 16-bit grey": Hostile(
+        "resnet", lambda: png(0, 2, depth=16, side=1, height=89_000_000), (400,), "image/png"
     ),
     # 3.2 GB, 12 s, once a killed worker
     "a drawing of a long picture": Hostile(
@@ -307,35 +325,42 @@ ROOM: dict[str, Hostile] = {
         "image/png",
         headers={"Accept": "image/png"},
     ),
+    # 500: the label's font is too large
+    "a drawing of a longer picture": Hostile(
+        "boxes",
+        lambda: png(0, 1_000_000, depth=1, side=8_000_000, height=11),
+        (400,),
+        "image/png",
+        headers={"Accept": "image/png"},
+    ),
     # 2.6 GB for ten of them
     "floats of JSON from ten callers": Hostile(
         "json", lambda: floats(6_000_000), (400, 413, 503), callers=10
     ),
-    # 4.0 GB for twenty callers: each line takes a megabyte
+    # 4.0 GB for twenty callers, or 503 for all of them: each line takes a megabyte
     "lines of many objects": Hostile(
         "vectors",
         lambda: (b"[%b]\n" % many(b"{}", 5_000)) * 640,
         (200, 504),
         JSON_LINES,
-        callers=10,
-        seconds=3 * PATIENT_SECONDS,
+        callers=20,
+        seconds=6 * PATIENT_SECONDS,
     ),
-    # 3.4 GB for 8 texts; gRPC's threads receive 62 MB for each text
-    "whole logits of 16 texts": Hostile(
-        "masks", repeated("[MASK] " + text("a ", 1_000), 16), SLOW, seconds=PATIENT_SECONDS
+    # 3.4 GB for 8 texts, 4.8 GB for 64; gRPC's threads receive 62 MB for each text
+    "whole logits of 64 texts": Hostile(
+        "masks", repeated("[MASK] " + text("a ", 1_000), 64), SLOW, seconds=2 * PATIENT_SECONDS
     ),
     # 1.4 GB
     "windows that share most of their tokens": Hostile(
         "entities", repeated("#" * 8_000, 32, stride=500), SLOW, seconds=PATIENT_SECONDS
     ),
-    # 4.3 GB for twenty callers: each request that waited for memory kept the images that it had
-    # answered
+    # 4.3 GB: each request that waited for memory kept the images that it had answered
     "images that wait for memory": Hostile(
         "resnet",
-        lambda: repeated({"b64": b64encode(png(2, 3 * 1_400, side=1_400)).decode()}, 64)(),
+        lambda: repeated({"b64": b64encode(png(2, 3 * 1_400, side=1_400)).decode()}, 96)(),
         (200, 503, 504),
-        callers=8,
-        seconds=3 * PATIENT_SECONDS,
+        callers=20,
+        seconds=6 * PATIENT_SECONDS,
     ),
     # 1.6 GB
     "numbers as CSV": Hostile(
@@ -366,10 +391,10 @@ ROOM: dict[str, Hostile] = {
         "multipart/form-data; boundary=x",
     ),
 }
-# Image files, whose memory tests/codecs measures; those that only a lower limit of pixels refuses
-# are answered.
+# Image files; those that only a lower limit of pixels refuses are answered.
 IMAGES = {
-    name: Hostile("resnet", make, (200, 400), "image/png") for name, (make, _) in REFUSED.items()
+    name: Hostile("resnet", make, (200, 400), "image/png", megabytes=MEGABYTES_OF_A_BODY)
+    for name, (make, _) in REFUSED.items()
 }
 
 
@@ -409,8 +434,20 @@ APIS: dict[str, Hostile] = {
     "a ranking of more documents than the limit": Hostile(
         "ranking", documents("a", 1_000_000), (400,), path="/v1/rerank"
     ),
+    "a ranking of documents of hash signs": Hostile(
+        "ranking", documents("#" * 4_000, 1_000), SLOW, path="/rerank"
+    ),
+    "embeddings of hash signs for TEI": Hostile(
+        "vectors", inputs(["#" * 51_200] * 480), SLOW, path="/embed"
+    ),
     "classes of a million lists": Hostile(
         "opinions", inputs([["a"]] * 10**6), (413,), path="/predict"
+    ),
+    "similar sentences of hash signs": Hostile(
+        "vectors",
+        inputs({"source_sentence": "a", "sentences": ["#" * 51_200] * 480}),
+        SLOW,
+        path="/similarity",
     ),
     "a pipeline of a million texts": Hostile(
         "opinions", inputs(["a"] * 10**6), (413,), path="/pipeline"
