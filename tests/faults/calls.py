@@ -27,6 +27,7 @@ from tests.support.streaming_models import make_teller
 
 ID = "X-Amzn-SageMaker-Inference-Id"
 IMAGE = ROOT / "model_repository/resnet/example.png"
+TEXT = "Faults are found, told and mended."
 LARGE = 3000  # numbers: more than 2 kB of JSON, which another parser reads
 IN_SHARED_MEMORY = 300_000  # numbers: more than 1 MB, which goes through /dev/shm
 NPY = "application/x-npy"
@@ -47,7 +48,8 @@ class Call:
 
 
 def make_models(repository: Path) -> None:
-    link_model(IMAGE.parent, repository)
+    for name in ("resnet", "bert"):
+        link_model(ROOT / "model_repository" / name, repository)
     make_both_scales(repository)
     make_sleeper(repository)
     make_teller(repository)
@@ -58,23 +60,35 @@ def make_exiter(repository: Path) -> None:
     make_python_model(repository / "exiter", EXITER, EXITS)
 
 
-def makers(server: Server) -> list[Callable[[int], Call]]:
-    """Return a maker of calls for each kind. The server must be healthy."""
-    return [_image(server), _small, _large, _shared, _kserve, _stream]
+def learn(server: Server) -> list[Callable[[int], Call]]:
+    """Return a maker of calls for each kind. Learn the real models' answers from a healthy
+    server."""
+    image = Learnt(
+        "image", "/invocations?model_name=resnet", {"Content-Type": "image/png"}, IMAGE.read_bytes()
+    )
+    text = Learnt(
+        "text", "/invocations?model_name=bert", {"Content-Type": "text/plain"}, TEXT.encode()
+    )
+    for each in (image, text):
+        each.ask(server)
+    return [image, text, _small, _large, _shared, _kserve, _stream]
 
 
-def _image(server: Server) -> Callable[[int], Call]:
-    """Learn the answer, the last digits of whose numbers may differ."""
-    path, headers = "/invocations?model_name=resnet", {"Content-Type": "image/png"}
-    body = IMAGE.read_bytes()
-    reply = server.post(path, headers=headers, data=body)
-    reply.raise_for_status()
-    truth = reply.json()
+class Learnt:
+    """A call whose answer was learnt. The last digits of its numbers may differ."""
 
-    def right(reply: requests.Response) -> bool:
-        return same(reply.json(), truth)
+    def __init__(self, kind: str, path: str, headers: dict[str, str], body: bytes) -> None:
+        self._parts = (kind, path, headers, body)
+        self._truth: Any = None
 
-    return lambda _: Call("image", path, headers, body, right)
+    def ask(self, server: Server) -> None:
+        _kind, path, headers, body = self._parts
+        reply = server.post(path, headers=headers, data=body)
+        reply.raise_for_status()
+        self._truth = reply.json()
+
+    def __call__(self, _number: int) -> Call:
+        return Call(*self._parts, right=lambda reply: same(reply.json(), self._truth))
 
 
 def same(one: Any, other: Any) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.faults import trial
-from tests.faults.calls import make_models, makers
+from tests.faults.calls import learn, make_models
 from tests.faults.faults import FAULTS, Confined, Fault
 from tests.faults.load import CUT, RIGHT, Callers
 
@@ -16,8 +16,8 @@ pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="a small /dev/shm of its own takes root"),
 ]
 DEADLINE = 30.0
-# seconds; 7 requests a second show as much before and after a fault as a full load would
-PAUSE = 0.8
+# seconds; 13 requests a second show as much before and after a fault as a full load would
+PAUSE = 0.4
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +40,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Confined]:
 
 @pytest.fixture(scope="module")
 def callers(server: Confined) -> Iterator[Callers]:
-    with Callers(server.url, makers(server), callers=6, deadline=DEADLINE, pause=PAUSE) as running:
+    with Callers(server.url, learn(server), callers=6, deadline=DEADLINE, pause=PAUSE) as running:
         yield running
 
 
