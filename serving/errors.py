@@ -130,7 +130,7 @@ TABLE = {
         "send fewer at once",
     ),
     "triton_timeout": Row(
-        504, "Triton took more than 0.9 of `SERVE_REQUEST_TIMEOUT`", "retry, or raise the limit"
+        504, "Triton took more than 90% of `SERVE_REQUEST_TIMEOUT`", "retry, or raise the limit"
     ),
     "out_of_memory": Row(
         507,
