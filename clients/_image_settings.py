@@ -27,13 +27,13 @@ SETTINGS = (
     Parameter(
         "resize",
         "shortest",
-        "how to resize to size",
+        "how images are resized to size",
         choices=("shortest", "stretch", "pad", KEEP_RATIO),
     ),
     Parameter(
         "crop_pct",
         0.875,
-        "with shortest, share of the shorter side that is kept",
+        "with resize=shortest, share of the shorter side that is kept",
         minimum=0.01,
         maximum=1,
     ),
@@ -43,15 +43,22 @@ SETTINGS = (
         "shorter side, or height and width, before the centre is cropped",
         minimum=1,
     ),
-    Parameter("size_divisor", 1, "with keep_ratio, both sides are multiples of this", minimum=1),
+    Parameter(
+        "size_divisor", 1, "with resize=keep_ratio, both sides become multiples of this", minimum=1
+    ),
     Parameter("exact", False, "match transformers' image processors exactly, but run slower"),
     Parameter("pad_value", 0, "grey level around a padded image", minimum=0, maximum=255),
     Parameter(
-        "interpolation", "bilinear", "Pillow's filter", choices=tuple(sorted(INTERPOLATIONS))
+        "interpolation",
+        "bilinear",
+        "Pillow's resampling filter",
+        choices=tuple(sorted(INTERPOLATIONS)),
     ),
-    Parameter("scale", 1 / 255, "factor for the pixels"),
+    Parameter("scale", 1 / 255, "factor by which pixels are multiplied"),
     Parameter("mean", (0.485, 0.456, 0.406), "subtracted after scale"),
-    Parameter("std", (0.229, 0.224, 0.225), "divisor, after mean is subtracted", minimum=1e-6),
+    Parameter(
+        "std", (0.229, 0.224, 0.225), "divisor applied after mean is subtracted", minimum=1e-6
+    ),
 )
 # the settings of a client whose answers are about the whole image
 WHOLE = tuple(

@@ -73,7 +73,7 @@ class Client(ModelClient):
         Parameter(
             "layout",
             AUTO,
-            "format of the output; auto: found from the number of labels and the shape",
+            "format of the output; auto: detected from the number of labels and the shape",
             choices=(AUTO, ROWS, COLUMNS, FINAL),
         ),
         Parameter(

@@ -55,7 +55,7 @@ TABLE = {
         "`POST /models`, as the platform does; with `SERVE_MODELS=on-demand` call the model",
     ),
     "method_not_allowed": Row(
-        405, "the route does not take this method", "use one that `Allow` lists"
+        405, "the route does not support this method", "use one that `Allow` lists"
     ),
     "not_acceptable": Row(
         406,
@@ -70,8 +70,8 @@ TABLE = {
     ),
     "payload_too_large": Row(
         413,
-        "the answer, or the body's size, unpacked size, parts or memory, exceeds a limit; or the "
-        "route takes no body",
+        "the body or the answer exceeds a limit on bytes, parts or memory, or the route takes no "
+        "body",
         "send less at a time, or raise [the limit](security.md#bounds)",
     ),
     "unsupported_media_type": Row(
@@ -130,7 +130,7 @@ TABLE = {
         "send fewer at once",
     ),
     "triton_timeout": Row(
-        504, "Triton took more than 0.9 of `SERVE_REQUEST_TIMEOUT`", "retry, or raise the limit"
+        504, "Triton took more than 90% of `SERVE_REQUEST_TIMEOUT`", "retry, or raise the limit"
     ),
     "out_of_memory": Row(
         507,
