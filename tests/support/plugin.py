@@ -70,8 +70,8 @@ class Scheduling(LoadFileScheduling):  # type: ignore[misc, unused-ignore]
         return TOGETHER.get(file, file)
 
 
-def pytest_xdist_make_scheduler(config: pytest.Config) -> Scheduling | None:
-    return Scheduling(config) if config.option.dist == "loadfile" else None
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> Scheduling | None:
+    return Scheduling(config, log) if config.option.dist == "loadfile" else None
 
 
 def pytest_sessionfinish() -> None:
