@@ -74,8 +74,10 @@ def build(
         # after the record, because the record lists every file in the folder as the build's own
         add_users_files(folder, model_folder)
         check(folder, model_folder.name)
-        if engine.precision == "int8":
-            _compare_with_fp32(folder, engine, source_sha256, request)
+        if engine.precision == "int8" and request.compare and engine.runs_on_cpu:
+            _compare_with_fp32(folder, source_sha256, request)
+        elif engine.precision == "int8":
+            _say_how_to_compare(model_folder.name)
         if request.load:
             load(folder, request)
         before_publishing()
@@ -83,15 +85,13 @@ def build(
     return model_folder, True
 
 
-def _compare_with_fp32(folder: Path, engine: Engine, source_sha256: str, request: Request) -> None:
+def _say_how_to_compare(name: str) -> None:
+    print(f"INT8 was not compared with fp32; to do so: verify {name} --samples PATH", flush=True)
+
+
+def _compare_with_fp32(folder: Path, source_sha256: str, request: Request) -> None:
     """Compare INT8 with fp32 on the samples of --calibration that were held out of it, or else on
     other samples (comparison.compare). Print the scores. Raise BuildError if one is too low."""
-    if not (request.compare and engine.runs_on_cpu):
-        name = request.model_folder.name
-        print(
-            f"INT8 was not compared with fp32; to do so: verify {name} --samples PATH", flush=True
-        )
-        return
     # the scratch folder has the layout of a model, and its config.pbtxt is for the CPU
     stored = open_model(folder.name, folder.parent, config_name="")
     scores = compare(

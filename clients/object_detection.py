@@ -213,6 +213,9 @@ class Client(ModelClient):
     def _detect(
         self, table: Array, prototypes: Array | None, head: Head, fit: Letterbox, parameters: Values
     ) -> dict[str, Any]:
+        """Return the prediction for one image. `candidates` has columns for the corners of a box,
+        its score, its class id, and the values of masks and keypoints. Raise InferenceFailed if an
+        end-to-end table has other values than class ids."""
         if head.layout == FINAL:
             self._check_final(table)
         kept = candidates(table, head, parameters["confidence"])

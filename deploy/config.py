@@ -83,7 +83,7 @@ def request(aws: Aws, config: Mapping[str, Any], operation: str, parameters: Rep
 
 def merge(base: Any, patch: Any, depth: int = 0) -> Any:
     """Return `base` changed by `patch`: objects are merged by key (null removes a key), and lists
-    of objects by position.
+    of objects by position, so an empty list changes nothing in one.
 
     Any other value in `patch` replaces the one in `base`. Except for lists of objects, this is JSON
     Merge Patch (RFC 7396).

@@ -215,8 +215,8 @@ class Run:
             call.cancel()
 
     def _begin(self, before: Step | None) -> tuple[Step, Call | Responses]:
-        """Prepare the step that follows `before`. Return it with its call, which has been sent
-        unless `_wait` is to send it."""
+        """Prepare the step that follows `before`. Return it with its call. Streams and the calls of
+        jobs with several steps in flight have been sent; `_wait` sends any other."""
         job = self._job
         request = job.request
         check_time()
@@ -225,14 +225,15 @@ class Run:
         if step.batch is None:  # the job's only step, so no other reservation is lost
             self._reserved = reserve(_call_bytes(job.served, step), "the call of the model")
         is_only = before is None and step.is_last
+        # it is cheaper to let _wait send a call, but then no other is in flight meanwhile
+        sends_now = job.is_pipelined and not is_only
         with request.timings.stage("triton"):
             if job.is_decoupled:
                 self._in_flight.append(self._gateway.stream(message, request.deadline))
             else:
                 call = self._gateway.infer(message, request.deadline)  # not sent yet
                 self._in_flight.append(call)
-                # for a job's only call, let _wait send it, which is cheaper
-                if job.is_pipelined and not is_only:
+                if sends_now:
                     call.send()
         # if cancel() was called while this step was being prepared, it did not see this call
         if self.is_cancelled:

@@ -42,24 +42,23 @@ def read_request(source: Incoming, body: Body, route: Target) -> Request:
 def _target(
     attributes: Mapping[str, str], query: Mapping[str, str], body: Body, route: Target
 ) -> Target:
-    """Return the model and version that all parts of a request agree on. Raise InvalidRequest if
-    two parts name different ones. A line of a batch body that names a different model gets its own
-    error line instead."""
-    targets = []
+    """Return the model and version that the request names. A model in the path overrides all other
+    names. Raise InvalidRequest if two parts disagree otherwise, and always if their versions do. A
+    line of a batch body that disagrees gets its own error line instead (lines.py)."""
+    others = []
     if attributes:
-        targets.append(Target.within("the header Custom-Attributes", attributes))
+        others.append(Target.within("the header Custom-Attributes", attributes))
     if query:
-        targets.append(Target.within("the query string", query))
-    if route.source == PATH:  # the path overrides other names, but versions must still agree
-        targets = [replace(target, name=None) for target in targets]
-    targets = [route, *targets]
-    named = body.named
+        others.append(Target.within("the query string", query))
+    in_body = body.named
+    if route.source == PATH:
+        others = [replace(target, name=None) for target in others]
+        in_body = replace(in_body, name=None)
+    targets = [route, *others]
     if isinstance(body, JsonLines):
-        # the first line counts only for what nothing else names; a line that disagrees fails alone
-        named = named.without(Target.agreed(targets, route.source))
-    elif route.source == PATH:
-        named = replace(named, name=None)
-    target = Target.agreed([*targets, named], route.source)
+        # the first line counts only for what nothing else names
+        in_body = in_body.without(Target.agreed(targets, route.source))
+    target = Target.agreed([*targets, in_body], route.source)
     if target.name is None and "model" in query:
         raise InvalidRequest(
             "the query string names no model; did you mean model_name instead of model?"

@@ -251,19 +251,20 @@ def _model(graph: Graph, outputs: Outputs) -> onnx.ModelProto:
 def _are_whole_in_fp32(
     steps: Sequence[Any], last: Any, trees: Trees, cells: Sequence[Cells]
 ) -> bool:
-    """Return whether the library rounds whole numbers to FP32 directly, rather than to FP64 first.
-    XGBoost does if no steps come before it, because it reads each column of a frame by itself.
-    Otherwise, columns of several types become FP64 first. LightGBM reads a frame as FP64, but an
-    array of whole numbers, such as the output of steps, as FP32. Other libraries read whole numbers
-    as the type in which their trees compare."""
+    """Return whether the library rounds whole numbers to FP32 directly, rather than to FP64
+    first."""
     library = _library(last)
+    # without steps, XGBoost reads each column of a frame by itself
     if library == "xgboost" and not steps:
         return True
+    # columns of several types become FP64 together
     if any(cell.datatype != "INT64" for cell in cells):
         return False
+    # LightGBM reads a frame as FP64, but an array of whole numbers, such as steps return, as FP32
     if library == "lightgbm":
         was_fitted_on_frame = bool(names_of(last)[0])
         return bool(steps) or not was_fitted_on_frame
+    # other libraries read whole numbers as the type in which their trees compare
     return trees.in_fp32
 
 
