@@ -1,4 +1,5 @@
-"""Reads a folder of transformers or sentence-transformers: its task, its pooling, its tokenizer."""
+"""Reads a folder that the transformers or sentence-transformers library saved: its task, its
+pooling, its tokenizer."""
 
 import json
 import re

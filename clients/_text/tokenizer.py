@@ -34,8 +34,8 @@ PORTION = 2**18
 # text of a pair -> (number of tokens, the part of the text that is read)
 Measured = dict[str, tuple[int, str]]
 LONGEST_TEXT = PORTION  # characters that are read at most, even if the model takes more tokens
-# A text of a pair with more characters than this for each token that the model takes is cut before
-# the pair is tokenized.
+# If a text of a pair has more than SHORT · max_length characters, it is cut before the pair is
+# tokenized.
 SHORT = 4
 # Model types whose positions begin after the padding's id.
 POSITIONS_FROM_PADDING = {
@@ -203,7 +203,8 @@ class TextTokenizer:
 
     def _portions(self, texts: Sequence[Text]) -> Iterator[Sequence[Text]]:
         """Yield the texts in portions, each with about PORTION characters to read. A longer text is
-        cut to one character more than that."""
+        cut to one character more than `max_characters`, so that `encode` can see that it was
+        cut."""
         portion: list[Text] = []
         characters = 0
         for text in texts:

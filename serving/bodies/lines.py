@@ -206,7 +206,8 @@ class LinesJob(Job):
         instances are grouped (`groups`). Raise a ServingError."""
         body = records[0].body
         if isinstance(body, ServingError):
-            # not raised again, because the error would refer to itself through this frame
+            # do not raise the error: its traceback would hold this frame, which holds the error (a
+            # reference cycle)
             return [_error_line(body)]
         if isinstance(body, Instances):
             return self._predict(gateway, records)

@@ -28,7 +28,9 @@ SWITCH_SECONDS = 0.0005
 # which the collector visits all lists again and again while a large JSON text is parsed, and all
 # threads wait: parsing 1.9 million lists took 0.7 s instead of 0.1 s.
 GARBAGE = (700, 10, 1000)
-LARGE_NICE = 10  # a worker for small bodies on the same processor gets ten times as much of it
+# The niceness of workers for large bodies. Such a worker gets about a tenth of the processor time
+# of a worker for small bodies that competes with it.
+LARGE_NICE = 10
 
 
 def on_starting(server: Any) -> None:
