@@ -44,7 +44,7 @@ BODIES = 32
 BATCH_MEGABYTES = 100  # total of all requests that batch transform sends at once
 # seconds, batch transform's InvocationsTimeoutInSeconds if a job sets none
 BATCH_TIMEOUT = 600.0
-GRPC_PORT = 8001  # Triton appends it to the socket's name, as it would to a host
+GRPC_PORT = 8001  # Triton appends the port to the socket's name, as it would to a host
 # The options of tritonserver that `serve` sets itself, and the environment variable that determines
 # each ("": none does).
 _OWN_OPTIONS = {

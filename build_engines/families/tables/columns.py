@@ -89,7 +89,8 @@ def _readers(
     step: Any, indices: Sequence[int], is_filled: bool = False
 ) -> Iterator[tuple[Any, Sequence[int], bool]]:
     """Yield each step that reads columns as the model gets them, except that an imputer may have
-    filled missing cells. Yield the columns' indices with it, and whether an imputer has."""
+    filled missing cells. With each step, yield the indices of its columns, and whether an imputer
+    may have filled them."""
     step = unwrapped(step)
     if hasattr(step, "steps"):
         for _, each in step.steps:
@@ -116,8 +117,9 @@ def _fills(step: Any) -> bool:
 
 
 def _with_categories(column: Column, categories: Array, closed: bool, is_filled: bool) -> Column:
-    """Return the column with the categories of an encoder. If several encoders read the column, it
-    has those of the ones that refuse all other values, without those that one of them refuses."""
+    """Return the column with the `categories` of an encoder that reads it. `closed` says that the
+    encoder refuses all other values. If several such encoders read the column, it has only the
+    categories that all of them accept; the categories of other encoders are then ignored."""
     if column.closed and not closed:
         return column
     values = tuple(categories.tolist())
