@@ -79,7 +79,7 @@ class Family:
     client: str
     # keyed by kind of weights: writes 1/model.onnx (or 1/model.pt), its labels and its example
     writers: Mapping[str, "Writer"]
-    # the same, keyed by recipe, for weights that come with the project or a Python package
+    # keyed by recipe: writes the same from weights that come with the project or a Python package
     own_weights: Mapping[str, "Writer"] = field(default_factory=dict)
     # returns whether the family builds weights that `head` does not fit
     recognizes: Callable[[Weights], bool] = lambda _: False

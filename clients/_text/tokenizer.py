@@ -51,8 +51,7 @@ POSITIONS_FROM_PADDING = {
     "xlm-roberta-xl",
     "xmod",
 }
-# Tokenizers of transformers 5 that give token types to the network, and model types whose own
-# tokenizer is one of them.
+# Tokenizers in version 5 of the transformers library that give token types to the network.
 WITH_TYPES = {
     "BertTokenizer",
     "ConvBertTokenizer",
@@ -65,6 +64,7 @@ WITH_TYPES = {
     "MobileBertTokenizer",
     "SqueezeBertTokenizer",
 }
+# Model types whose usual tokenizer is in WITH_TYPES.
 MODELS_WITH_TYPES = {
     "",
     "bert",
@@ -398,7 +398,8 @@ def _why_not(folder: Path, error: Exception) -> str:
 
 def _gives_types(settings: Values, config: Values) -> bool:
     """Return whether transformers gives the network token types; otherwise the network gets zeros.
-    It depends on model_input_names, or else on the tokenizer's class, or else on the model type."""
+    The answer follows from model_input_names, or else from the tokenizer's class, or else from the
+    model type."""
     if names := settings.get("model_input_names"):
         return "token_type_ids" in names
     if name := settings.get("tokenizer_class") or config.get("tokenizer_class"):

@@ -56,8 +56,8 @@ class Item:
 @dataclass(frozen=True)
 class Opened:
     """Items that have been opened and will be decoded together. `index` is the position of the
-    first one in the request. `mistake` is the error in the item that follows them, if that could
-    not be opened. `memory` is how many bytes decoding them takes."""
+    first one in the request. `mistake` is the error in the next item, if that item could not be
+    opened. `memory` is how many bytes decoding the items takes."""
 
     index: int
     items: Sequence[Item]

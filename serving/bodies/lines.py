@@ -78,8 +78,8 @@ class JsonLines:
 
     @property
     def named(self) -> Target:
-        """Return the model that the first line names. It is used only if the rest of the request
-        names none."""
+        """Return the model that the first line names. The name is used only if no other part of the
+        request names a model."""
         line = next(self._lines(), b"")
         with suppress(ServingError):
             return read(schemas.Named, line).target("the first line")

@@ -22,7 +22,7 @@ logger_class = JsonLogger
 secure_scheme_headers: dict[str, str] = {}
 RESERVED = 64 * 1024  # bytes of each file of metrics: enough for about ten models
 # How long a thread waits for the GIL before it asks the other thread to release it. Python's
-# default is 5 ms. A small request waits about 20 times.
+# default is 5 ms. A small request waits for the GIL about 20 times.
 SWITCH_SECONDS = 0.0005
 # The garbage collector's thresholds. Only the last one differs from Python's default, 10, with
 # which the collector visits all lists again and again while a large JSON text is parsed, and all

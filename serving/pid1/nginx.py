@@ -24,7 +24,7 @@ FEWEST_REQUESTS = 512
 # is lower if this many bodies could exceed the memory for requests.
 MOST_UPLOADS = 64
 NGINX_FOLDERS = "/usr/sbin:/usr/local/sbin"  # not on every user's PATH
-USUAL_CONNECTIONS = 4096  # per nginx worker, including idle callers
+USUAL_CONNECTIONS = 4096  # connections of an nginx worker, including idle callers
 NGINX_LOG_LEVELS = {
     "debug": "info",
     "info": "warn",

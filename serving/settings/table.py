@@ -65,8 +65,8 @@ _OWN_OPTIONS = {
 
 @dataclass(frozen=True)
 class LoadPolicy:
-    """When models are loaded, and what follows from that. If calls load them (`by_call`), none is
-    loaded at startup. If model folders may change, they are `copied`."""
+    """Says when models are loaded. If calls load the models (`by_call`), none is loaded at startup.
+    If model folders may change, they are `copied`."""
 
     name: str
     by_call: bool = False

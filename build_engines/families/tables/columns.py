@@ -34,23 +34,18 @@ CENTERS = (("mean_", "scale_"), ("center_", "scale_"))
 
 @dataclass(frozen=True)
 class Column:
-    """A column as the model takes it.
+    """A column as the model takes it."""
 
-    `name` is "" if columns have no names; `values` are the categories that the model knows, () for
-    numbers. `closed`: its encoder refuses all other values. `filled`: an imputer comes before the
-    encoder. `missing` is what the model takes as a missing cell. `dtype` is the type of categories
-    that are whole numbers, because libraries compare integers of two different 64-bit types in
-    FP64. `points` are values like those of training, or thresholds of trees.
-    """
-
-    name: str
+    name: str  # "" if columns have no names
     datatype: str = "FP64"
-    values: tuple[Any, ...] = ()
-    closed: bool = False
-    filled: bool = False
-    missing: Any = np.nan
+    values: tuple[Any, ...] = ()  # the categories that the model knows; () for numbers
+    closed: bool = False  # whether the column's encoder refuses all other values
+    filled: bool = False  # whether an imputer comes before the encoder
+    missing: Any = np.nan  # what the model takes as a missing cell
+    # the type of categories that are whole numbers, because libraries compare integers of two
+    # different 64-bit types in FP64
     dtype: Any = None
-    points: tuple[float, ...] = ()
+    points: tuple[float, ...] = ()  # values like those of training, or thresholds of trees
 
     @property
     def categories(self) -> list[Any] | None:
