@@ -19,7 +19,7 @@ from clients.base import Model, ModelClient, Tensors
 from serving.codecs import Limits
 from serving.model_status.served_model import ServedModel
 
-TENSOR_COSINE = 0.99  # the least cosine of two outputs that count as alike
+TENSOR_COSINE = 0.99  # the minimum cosine similarity of two outputs that match
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ def _score_of(
 
 
 def compare_tensors(feed: Tensors, engine: Runner, reference: Runner, note: str) -> list[Score]:
-    """Return a score for each output: the cosine of what the two runners return."""
+    """Return a score for each output: the cosine similarity of the two runners' outputs."""
     ours, theirs = _run(engine, feed), _run(reference, feed)
     return [
         Score(

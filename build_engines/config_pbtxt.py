@@ -53,7 +53,7 @@ def write_configs(
     if engine.accelerator:
         accelerators = gpu.optimization.execution_accelerators.gpu_execution_accelerator
         accelerators.add(name="tensorrt", parameters=engine.accelerator)
-        override = cpu  # a whole configuration, because others cannot remove the accelerator
+        override = cpu  # complete, because a partial configuration cannot remove the accelerator
     (folder / "config.pbtxt").write_text(render(gpu, model_spec.note))
     (folder / "configs").mkdir()
     (folder / "configs" / "cpu.pbtxt").write_text(render(override))

@@ -16,7 +16,7 @@ from clients.base import TensorSpec
 
 LONGEST_NAMES = 10**6  # characters
 SQUASHING = ("Softmax", "Sigmoid", "HardSigmoid")  # operators that turn logits into scores
-# operators that keep a score a score
+# operators that return scores if they are given scores
 PASSING = (
     "Cast",
     "DequantizeLinear",

@@ -13,8 +13,8 @@ Array = NDArray[Any]
 Shape = Sequence[int | str | None]
 
 ML = "ai.onnx.ml"  # the operators of scikit-learn's models; no GPU computes them
-# 17 is the first with LayerNormalization. Both are the newest that all of skl2onnx's converters
-# support, and Triton 23.01 runs them.
+# The newest versions that all of skl2onnx's converters support. Triton 23.01 runs both. 17 is the
+# first version with LayerNormalization.
 OPSETS = {"": 17, ML: 3}
 IR_VERSION = 8  # the version of ONNX 1.12, which the ONNX Runtime of Triton 23.01 reads
 INPUT_TYPES = {

@@ -1,4 +1,5 @@
-"""Finds weights in Python packages that `make setup` installs. Nothing imports them."""
+"""Finds weights in Python packages that `make setup` installs. Only their files are read; no module
+imports these packages."""
 
 from importlib import metadata
 from pathlib import Path

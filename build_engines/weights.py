@@ -24,11 +24,11 @@ PICKLE = "a pickle"
 XGBOOST = "a file of XGBoost"
 LIGHTGBM = "a file of LightGBM"
 PICKLES = (".joblib", ".pkl", ".pickle")
-FIRST_BYTES = 4096  # of a file, which identify XGBoost's and LightGBM's
+FIRST_BYTES = 4096  # bytes of a file, enough to identify XGBoost's and LightGBM's files
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 CHECKPOINT_SUFFIXES = (".json", ".safetensors", ".bin", ".txt", ".model")
 TENSORFLOW = "tf2onnx makes an ONNX file of it: python -m tf2onnx.convert"
-# ends of a file's name -> what to do with such a file, which cannot be built
+# for files that cannot be built: ends of the file's name -> what to do with the file
 REMEDIES_FOR_FILES = {
     (".h5", ".keras"): f"{TENSORFLOW} --keras FILE --output model.onnx",
     (".pb",): f"{TENSORFLOW} --graphdef FILE --inputs … --outputs … --output model.onnx",

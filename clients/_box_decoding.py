@@ -25,11 +25,11 @@ ROWS, COLUMNS, FINAL, AUTO = "yolov5", "yolov5u", "end2end", "auto"  # the setti
 BOX = {ROWS: 5, COLUMNS: 4, FINAL: 6}
 MASKS = 32  # coefficients of a box in a segmentation head
 POINTS = 17 * 3  # values of a person's keypoints in a pose head for COCO
-# numbers of class scores that are probably something else: COCO's classes and mask coefficients, or
-# a person and keypoints
+# Numbers of values that are probably not class scores alone: they equal COCO's 80 classes plus mask
+# coefficients, or the one class "person" plus keypoints.
 STRANGE = {ROWS: (80 + MASKS,), COLUMNS: (80 + MASKS, 1 + POINTS)}
-# column counts of boxes after NMS that are not served, because they have more than six values
-ANGLE = 7  # or the number of the image
+ANGLE = 7  # columns of boxes after NMS with an angle, or with the number of the image
+# columns of boxes after NMS with mask coefficients, or with keypoints
 STRANGE_FINAL = (6 + MASKS, 6 + POINTS)
 MOST_FINAL = 1000  # most boxes after NMS; before NMS there are thousands
 MORE = "masks without their prototypes, keypoints, or the angle of an oriented box (obb)"
@@ -88,8 +88,8 @@ def head_of(
 
 
 def _flaw(table: Shape, head: Head, labels: int, is_guess: bool) -> str:
-    """Describe why a table is probably not the head's, or return "". `is_guess` says that the
-    shape alone says which head it is."""
+    """Describe why a table is probably not the head's, or return "". `is_guess` is true if the head
+    was guessed from the shape alone."""
     wanted = BOX[FINAL] + head.extras
     if head.layout == FINAL:
         is_final = table[1] in (-1, wanted)

@@ -19,9 +19,9 @@ def labels_of(model: Model, filename: str, setting: str = "labels") -> list[str]
 
 
 def names_of(model: Model, filename: str, setting: str) -> list[str]:
-    """Return the lines of `filename` unchanged but for the blank ones at the end, under the same
-    conditions as labels_of. The names of columns or classes that the model itself uses may begin or
-    end with blanks. Only a line feed ends a line."""
+    """Return the lines of `filename`, without blank lines at the end. Keep the blanks around a
+    name, because a model's own names of columns and classes may have them. Only a line feed ends a
+    line. A missing file is handled as in labels_of."""
     file = model.file(filename)
     if setting not in model.parameters and not file.exists():
         return []

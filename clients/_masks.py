@@ -14,7 +14,7 @@ from clients._boxes import Letterbox
 from clients.base import Array, Floats, in_time
 
 Polygons = list[list[float]]
-MOST_PIXELS = 2**21  # in a map of classes
+MOST_PIXELS = 2**21  # pixels of a map of classes
 
 
 def outlines(
@@ -65,7 +65,8 @@ def _enlarged(levels: Floats, part: tuple[int, int, int, int], fit: Letterbox) -
     """Enlarge a part of the map bilinearly to the network's input."""
     left, top, right, bottom = part
     height, width = levels.shape
-    # the distance of two pixels of the input in the map, and the place of the part's first pixel
+    # in the map's coordinates: the step between adjacent pixels of the input, and the position of
+    # the part's first pixel
     step = np.array([width / fit.target_width, height / fit.target_height])
     first = (np.array([left, top]) + 0.5) * step - 0.5
     grid = np.column_stack((np.diag(step), first))

@@ -6,8 +6,8 @@ from clients._image_settings import KEEP_RATIO, Frame, Size
 from clients.base import Values
 from serving.errors import DecodingError
 
-# how many times as long as its target a resized side may be: to resize a long, narrow image before
-# it is cropped would take gigabytes
+# A resized side may be at most this many times as long as its target. Otherwise, resizing a long,
+# narrow image before cropping it would take gigabytes.
 RIBBON = 16
 # interpolations that copy whole pixels, so that a rounding difference can copy another pixel
 STEPS = ("nearest", "box")

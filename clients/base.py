@@ -96,8 +96,8 @@ class ModelClient(ABC):
 
     # reads one instance of a request (serving.codecs.IMAGE, TEXT, ROW or JSON)
     codec: Codec
-    # the keys that a JSON object may have (any other is answered with 400); None: the keys that the
-    # codec reads, which for JSON are all
+    # the keys that a JSON object may have; any other key is answered with 400. None: the keys that
+    # the codec reads (the codec JSON reads all keys)
     keys: tuple[str, ...] | None = None
     # Hugging Face's name for the task, by which the routes of other APIs find a model
     task: str = ""

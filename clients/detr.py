@@ -1,5 +1,5 @@
-"""Detects objects with networks of transformers that return a set of boxes: DETR, YOLOS, RT-DETR,
-D-FINE and others."""
+"""Detects objects with networks from the transformers library that return a set of boxes: DETR,
+YOLOS, RT-DETR, D-FINE and others."""
 
 from collections.abc import Sequence
 from typing import Any

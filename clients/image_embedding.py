@@ -1,5 +1,5 @@
-"""Turns images into vectors, with a vision encoder of transformers or any other network that gives
-one vector per image."""
+"""Turns images into vectors, with a vision encoder from the transformers library or any other
+network that gives one vector per image."""
 
 from typing import Any
 

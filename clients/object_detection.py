@@ -47,7 +47,7 @@ from serving.named_value import unknown
 
 Pixels = NDArray[np.uint8]
 DATATYPES = {"UINT8": np.uint8, "FP16": np.float16, "FP32": np.float32}
-MAX_MASKS = 300  # per image: each may take as long as a map of the network's input size
+MAX_MASKS = 300  # most masks of an image: each may be as large as the network's input
 DIGITS = 18  # the longest class id: every number of 18 digits fits INT64
 MAX_CANDIDATES = 30_000  # the most boxes that enter NMS, best scores first (YOLOv5's max_nms)
 

@@ -1,4 +1,5 @@
-"""Serves texts with BERT and its relatives: embeddings, and the tasks of transformers' pipelines.
+"""Serves texts with BERT and its relatives: embeddings, and the tasks of the transformers library's
+pipelines.
 
 The model's folder holds the setting `task` and the tokenizer's files as transformers saves them.
 The answers equal those of transformers' own pipelines with the same weights. clients/_text has a

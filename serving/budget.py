@@ -42,7 +42,8 @@ MOST_STRINGS = 1_000_000
 MOST_CELLS = 100_000  # cells in a row of CSV: each becomes a Python string of about 50 bytes
 # keys, inputs, outputs or parameters in a tensor request: models have at most a few hundred
 MOST_NAMED = 2_048
-MOST_DETECTIONS = 1_000  # detections in an image: end-to-end networks return 300, COCO scores 100
+# detections in an image: end-to-end networks return 300, and COCO's metric counts 100
+MOST_DETECTIONS = 1_000
 MOST_DIMENSIONS = 32  # dimensions of a tensor: NumPy 1 and Triton's Python backend support no more
 # rows that a client makes from one instance: BERT-base needs a minute for that many
 MOST_ROWS = 1_000

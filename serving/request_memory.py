@@ -26,11 +26,13 @@ LIST = 90  # per list
 STRING = 60  # per string, besides its characters
 WIDEST = 7  # per character of non-ASCII text: 4 bytes, and a copy of the text without its escapes
 KEY = 60  # per key with its value
-NUMBER = 40  # per number; most values in large bodies are numbers
-CACHED = 9  # per number with few digits, because Python caches small integers; DIGIT is added …
-DIGIT = 8  # … for each byte of the text with these numbers
+# JSON's numbers take NUMBER each or, if that is less, CACHED each plus DIGIT per byte of the text,
+# because Python caches small integers. Most values in large bodies are numbers.
+NUMBER = 40
+CACHED = 9
+DIGIT = 8
 ELEMENT = 32  # per number that simdjson parses: simdjson's form, 8 bytes, and the tensor
-ITEM = 400  # per instance, besides its value: an item, and an object made of a string or a pair
+ITEM = 400  # per instance, besides its value: its Item, and the dict made of a string or a pair
 PARSED = 3  # per byte of a text that simdjson parses
 ESCAPE = 250  # per character that a form escapes, such as %41: each is briefly a string of its own
 FORM = 12  # per byte of a form with escaped characters
@@ -43,19 +45,21 @@ INPUT = 3  # per byte of an input: the client's array, a temporary copy, and Tri
 OUTPUT = 4
 # per string of a tensor: two Python objects, one after the other, and the array's pointer
 TENSOR_STRING = 300
-TENSOR_BYTE = 14  # per byte of these strings: each may become six bytes of JSON
-ESCAPED = 6  # per byte of these strings, when their JSON is joined with that of the other outputs
+TENSOR_BYTE = 14  # per byte of a tensor's strings: each may become six bytes of JSON
+# per byte of an output's strings, when their JSON is joined with that of the other outputs
+ESCAPED = 6
 SORTED = 40  # per number of an output for which classes are requested
 WRITTEN = 2  # per byte of a reply while it is written: the buffer grows, or its pieces are joined
 BASE64 = 4  # per character of base64: copied without line breaks, padded, as bytes, and decoded
 CELLS = 16  # per byte of a row of CSV: its text, the csv module's copy, and the cells
 TOKEN = 200  # per token of a text's windows, for its position in the text
-# decoded images take 1/KEPT of the memory for decoding them; a drawing takes as much again
+# decoded images take 1 / KEPT of the memory that decoding them takes
 KEPT = 2
 
 
 class Parts(NamedTuple):
-    """The counts of a JSON text's parts, told by its punctuation, even where that is in strings."""
+    """The counts of a JSON text's parts, taken from its punctuation. Punctuation in strings counts
+    too, so the counts may be too high."""
 
     length: int
     objects: int
@@ -73,7 +77,8 @@ def json_parts(data: bytes) -> Parts:
         piece = data[start : start + PIECE]
         values = np.frombuffer(piece, np.uint8)  # comparing takes half the time of bytes.count
         for character in counts:
-            # searching is several times faster than counting, and base64 contains none
+            # search first: that is several times faster than counting, and base64 contains none of
+            # these characters
             if character in piece:
                 counts[character] += int(np.count_nonzero(values == ord(character)))
     objects, lists, quotes, keys, commas = counts.values()

@@ -44,9 +44,9 @@ class Endpoint:
     """A simulated endpoint. Thread-safe.
 
     `launch.folder` holds the files of all its containers, which run one after another. For a
-    multi-model endpoint, the folder `store` stands in for S3. `stopping` is set once the endpoint
-    has been asked to stop, or once `failure` says why it cannot go on; `settled` as well, or once a
-    container is in service.
+    multi-model endpoint, the folder `store` stands in for S3. `stopping` is set when the endpoint
+    is asked to stop, or when it cannot continue; `failure` then says why. `settled` is set when a
+    container is in service, or when the endpoint stops.
     """
 
     def __init__(self, launch: Launch, store: Path | None, journal: Journal) -> None:

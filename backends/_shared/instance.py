@@ -48,8 +48,8 @@ class Instance:
 
 @contextmanager
 def needs(what: str, remedy: str) -> Iterator[None]:
-    """Import an optional library in this context. If it is missing, the ModuleNotFoundError says
-    what needs the library and what to do."""
+    """Wrap the import of an optional library. If the library is missing, raise a
+    ModuleNotFoundError that says what needs it, and what to do (`remedy`)."""
     try:
         yield
     except ModuleNotFoundError as err:

@@ -31,7 +31,7 @@ SMI_SECONDS = 20.0  # nvidia-smi waits while a driver is being loaded
 OLDEST = 10  # TensorRT's major version; older ones lack INT64, which the text clients send
 WORKSPACE_MB = 4096
 REPORT_SECONDS = 5.0
-REMEMBERED, SHOWN = 200, 5  # lines of output that are kept, and that an error shows
+REMEMBERED, SHOWN = 200, 5  # how many lines of output are kept, and how many an error shows
 WHERE_TO_GET_IT = (
     "run this in NVIDIA's image, on the kind of GPU that serves: "
     "docker run --gpus all -v $PWD:/work -w /work nvcr.io/nvidia/tensorrt:YY.MM-py3 …, with "

@@ -48,7 +48,7 @@ def _kept_boxes(processor: Any) -> dict[str, str]:
             f"{name_of(processor)} does not say which boxes it keeps: {first_line(err)}"
         ) from err
     count = len(kept["scores"])
-    if count == 0:  # softmax of three equal logits is a third
+    if count == 0:  # the processor uses softmax, which gives each of three equal classes a third
         return {}
     queries = {"queries": str(count)} if count < 300 else {}
     return {"scores": "sigmoid", **queries}

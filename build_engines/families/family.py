@@ -28,7 +28,7 @@ def equal(outputs: Arrays, wanted: Arrays, *_: Any) -> bool:
 
 
 def logits(network: Any, images: Any) -> tuple[Any, ...]:
-    """Return the logits of a network of transformers."""
+    """Return the logits that a network from the transformers library computes."""
     return (network(images).logits,)
 
 
@@ -39,11 +39,12 @@ def no_settings(_processor: Any) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Head:
-    """Describes how networks of transformers become a file that the family's client reads."""
+    """Describes how networks from the transformers library become a file that the family's client
+    reads."""
 
     # ends of the networks' names in config.json
     architectures: tuple[str, ...]
-    # the class of transformers that loads them
+    # the class in the transformers library that loads the networks
     loader: str
     # names of the tensors that `read` returns
     outputs: tuple[str, ...] = ("logits",)
@@ -78,11 +79,11 @@ class Family:
     client: str
     # keyed by kind of weights: writes 1/model.onnx (or 1/model.pt), its labels and its example
     writers: Mapping[str, "Writer"]
-    # the same, keyed by recipe, for weights that come with the project or a Python package
+    # keyed by recipe: writes the same from weights that come with the project or a Python package
     own_weights: Mapping[str, "Writer"] = field(default_factory=dict)
     # returns whether the family builds weights that `head` does not fit
     recognizes: Callable[[Weights], bool] = lambda _: False
-    # which networks of transformers it builds, and how they are exported
+    # which networks from the transformers library the family builds, and how it exports them
     head: Head | None = None
     # writes the other files that a user's own file needs, and returns settings
     write_files: Callable[[Request, Path], dict[str, str]] = no_tokenizer
@@ -112,8 +113,8 @@ class Family:
 
     def write_model(self, weights: Weights, request: Request, folder: Path) -> ModelSpec:
         """Fill the folder with the fp32 model and its other files. Return the writer's ModelSpec
-        with its client, with the ONNX file's tensors if it has none, and with the settings of the
-        request. Raise UsageError if the family does not take this kind of weights."""
+        with the client, the settings of the request and, if the writer names no tensors, those of
+        the ONNX file. Raise UsageError if the family does not take this kind of weights."""
         writer = self.writers.get(weights.kind)
         if weights.kind == OWN:
             writer = self.own_weights.get(request.model)

@@ -2,8 +2,8 @@
 
 | Weights | The family without --client | Written by |
 |---|---|---|
-| a folder of transformers that takes images | the one whose `head` fits | image_checkpoint.py |
-| a folder of transformers that takes texts | text.py | text_checkpoint.py |
+| a folder that transformers saved, for images | the one whose `head` fits | image_checkpoint.py |
+| a folder that transformers saved, for texts | text.py | text_checkpoint.py |
 | a model of scikit-learn, XGBoost or LightGBM | table.py | tables/to_onnx.py |
 | an ONNX file of skl2onnx or onnxmltools | table.py | table.py |
 | any other ONNX file, a TorchScript file | tensors.py | own_onnx.py, own_torchscript.py |

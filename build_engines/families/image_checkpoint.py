@@ -1,4 +1,5 @@
-"""Turns folders of transformers whose network takes one image into model folders.
+"""Turns folders that the transformers library saved, with networks that take one image, into model
+folders.
 
 config.json and the image processor determine the client's settings. The build checks on some images
 that the client prepares them as the processor does. Modules that need torch or transformers are

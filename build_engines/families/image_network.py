@@ -1,6 +1,6 @@
-"""Exports, with torch, any network of transformers that takes one image. The ONNX file takes
-pixels, and returns what the client reads. Only this module loads these networks and their image
-processors."""
+"""Exports, with torch, any network from the transformers library that takes one image. The ONNX
+file takes pixels, and returns what the client reads. Only this module loads these networks and
+their image processors."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -55,7 +55,7 @@ def write_onnx(weights: Weights, family: Family, request: Request, path: Path) -
         )
     module = Pixels(network, client, head)
     height, width = client.input.shape[1:]
-    # both are dynamic, or neither is
+    # height and width are both dynamic, or neither is
     sides = ("height", "width") if height == -1 else (height, width)
     shape = ("batch" if request.max_batch_size else 1, 3, *sides)
     traced = [side if isinstance(side, int) else FREE[side] for side in shape]
@@ -72,8 +72,8 @@ def write_onnx(weights: Weights, family: Family, request: Request, path: Path) -
 
 
 def _examples(client: ImageClient, request: Request) -> Iterator[Example]:
-    """Yield random pixels in all sizes that images may have, alone and in a batch if there are
-    batches."""
+    """Yield random pixels in each size to which the client resizes the images of TRIED, alone and,
+    if the model takes batches, three together."""
     rng = np.random.default_rng(0)
     images = [Image.new("RGB", size) for size in TRIED]
     sizes = sorted({client.fit(image).shape[:2] for image in images})

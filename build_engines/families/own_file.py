@@ -26,8 +26,8 @@ LENGTHS = (32, 1024)  # sizes of the rows' variable dimensions, tried in this or
 # share of the largest value
 ALIKE = 0.01
 SIDE = 640  # pixels: the side of a detector's random images, as in YOLO by default
-# An output with at most this many boxes may list only the objects that were found, and a random
-# image has none.
+# An output with at most this many boxes is not checked: it may list only the objects that were
+# found, and a random image contains none.
 FEW_BOXES = 1000
 LEAST_PIXELS = 32.0  # at least one box of a random image is this large or this far from the corner
 GREY = "resnet"  # the model of the repository whose example is grey
@@ -37,12 +37,15 @@ GREY = "resnet"  # the model of the repository whose example is grey
 class Findings:
     """What is found out about a file.
 
-    A run on random rows shows two things. `mixes_rows`: rows are answered differently together than
-    alone, so the first dimension varies but is not a batch; it may be time, for example.
-    `makes_scores`: the file itself turns logits into scores, because each row of the first output
-    has no number below 0 and sums to 1, as after a softmax. The others are in an ONNX file of
-    Ultralytics: the classes' `names`, the `keypoints` of
-    a box, and the `size` of the images for which it was exported.
+    A run on random rows shows two things:
+
+    - `mixes_rows`: rows are answered differently together than alone. So the first dimension is
+      variable but is not a batch; it may be time, for example.
+    - `makes_scores`: the file itself turns logits into scores. Each row of the first output has no
+      number below 0 and sums to 1, as after a softmax.
+
+    The other fields are read from an ONNX file of Ultralytics: the `names` of the classes, the
+    `keypoints` of a box, and the `size` of the images for which the file was exported.
     """
 
     mixes_rows: bool = False
@@ -53,8 +56,8 @@ class Findings:
 
 
 def run_random_rows(run: Runner, spec: ModelSpec) -> Findings:
-    """Run random rows together and, if they are a batch, alone. If the model does not run on them,
-    return Findings without any."""
+    """Run random rows together and, if they are a batch, alone. If the model runs with none of
+    the LENGTHS, return empty Findings."""
     for length in LENGTHS:
         try:
             feed = example_feed(spec, ROWS, length)

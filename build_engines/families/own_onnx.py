@@ -21,8 +21,8 @@ from build_engines.weights import Weights
 
 
 def write_model(family: Family, weights: Weights, request: Request, folder: Path) -> ModelSpec:
-    """Copy the file as 1/model.onnx, with the files that hold its weights. What the graph does not
-    say, a run on random rows does: whether the first dimension is a batch, and whether the file
+    """Copy the file as 1/model.onnx, with the files that hold its weights. A run on random rows
+    shows what the graph does not say: whether the first dimension is a batch, and whether the file
     itself turns logits into scores."""
     graph = weights.graph
     file = _copied(weights, folder)

@@ -1,5 +1,5 @@
-"""Builds text encoders, BERT and its relatives, for embeddings and the tasks of transformers'
-pipelines."""
+"""Builds text encoders, BERT and its relatives, for embeddings and the tasks of the transformers
+library's pipelines."""
 
 from dataclasses import replace
 from pathlib import Path

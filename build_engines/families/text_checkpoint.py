@@ -1,4 +1,5 @@
-"""Reads a folder of transformers or sentence-transformers: its task, its pooling, its tokenizer."""
+"""Reads a folder that the transformers or sentence-transformers library saved: its task, its
+pooling, its tokenizer."""
 
 import json
 import re
@@ -33,8 +34,8 @@ HEADS = {  # how a network's name in transformers ends -> its tasks, the usual o
     "ForQuestionAnswering": ("question-answering",),
 }
 TO_TENSORS = "export it to ONNX and build that without --client, to serve tensors"
-# how the names of encoders end, and of networks that are not, such as GPT2LMHeadModel
-ENCODERS = ("Model", "TextModelWithProjection")
+ENCODERS = ("Model", "TextModelWithProjection")  # ends of the names of encoders
+# ends of the names of networks that are not encoders, such as GPT2LMHeadModel
 GENERATORS = ("HeadModel", "HeadsModel")
 POOLING = {"cls": "cls", "mean": "mean", "max": "max", "lasttoken": "last"}
 MODULE_ORDER = re.compile(r"Transformer, Pooling(, Dense)*(, Normalize)?")

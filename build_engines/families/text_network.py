@@ -1,5 +1,5 @@
-"""Exports any text encoder of transformers to ONNX with torch. Only this module loads these
-networks."""
+"""Exports any text encoder from the transformers library to ONNX with torch. Only this module loads
+these networks."""
 
 import inspect
 from collections.abc import Mapping, Sequence

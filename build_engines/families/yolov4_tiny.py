@@ -26,9 +26,10 @@ SIDE = 416  # as in training; at 640 it finds objects that are not there
 # bytes before the weights: the version as three int32, the number of images seen as int64
 HEADER = 20
 EPSILON, SLOPE = 1e-5, 0.1  # the batch norms' epsilon, and the leaky ReLUs' slope
-VALUES = 5 + 80  # of a box: cx, cy, w, h, objectness, and a score for each class
-SIZES = ((10, 14), (23, 27), (37, 58), (81, 82), (135, 169), (344, 319))  # of anchors, in pixels
-ANCHORS = 3  # of a cell
+VALUES = 5 + 80  # values of a box: cx, cy, w, h, objectness, and a score for each class
+# widths and heights of the anchors, in pixels
+SIZES = ((10, 14), (23, 27), (37, 58), (81, 82), (135, 169), (344, 319))
+ANCHORS = 3  # anchors of a cell
 STRETCH = 1.05  # by how much a box's centre may leave its cell (scale_x_y)
 MAX_BATCH_SIZE = 8
 SETTINGS = {"layout": "yolov5", "confidence": "0.4", "iou": "0.45"}

@@ -21,8 +21,8 @@ from clients.base import (
     softmax,
 )
 
-DEFAULT_STRIDE = 128  # tokens, for windows at least twice as long
-# the names that transformers gives the outputs of a network with one for starts and one for ends
+DEFAULT_STRIDE = 128  # tokens that neighboring windows share; shorter windows share half
+# names of the outputs with the logits of starts and of ends, in the transformers library
 TWO_OUTPUTS = ("start_logits", "end_logits")
 IMPOSSIBLE = -10000.0  # the logit of a token that cannot be part of an answer
 

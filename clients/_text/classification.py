@@ -151,9 +151,9 @@ class ZeroShotClassification(Task):
         return labels * (self.codec.length(instance) + len(parameters["hypothesis_template"]))
 
     def tokens(self, instances: Instances, parameters: Values) -> Tensors:
-        """Return a row for each label of an instance, and `owners` [rows], the instance of each
-        row. Raise PayloadTooLarge for too many characters, and InvalidRequest if a label alone is
-        longer than the model takes."""
+        """Return one row of tokens for each label of each instance. `owners` [rows] is the index of
+        each row's instance. Raise PayloadTooLarge for too many characters, and InvalidRequest if a
+        label alone is longer than the model takes."""
         template = parameters["hypothesis_template"]
         labels = [
             self._labels(index, instance, parameters) for index, instance in enumerate(instances)
@@ -239,8 +239,9 @@ class TextRanking(Task):
         self.function = self._function()
 
     def _function(self) -> str:
-        """Choose the function as sentence-transformers' CrossEncoder does: the one in its own file
-        or in config.json, or else the sigmoid. Raise InvalidRequest for an unknown one."""
+        """Choose the function as sentence-transformers' CrossEncoder does: the function that its
+        own file or config.json names, or else the sigmoid. Raise InvalidRequest for any other
+        function."""
         if self.options["activation"] != "auto":
             return str(self.options["activation"])
         config, own = self.tokenizer.config, self.tokenizer.sentence_transformers
@@ -263,8 +264,8 @@ class TextRanking(Task):
         return repeated + self.codec.length(instance)
 
     def tokens(self, instances: Sequence[Mapping[str, Any]], parameters: Values) -> Tensors:
-        """Return a row for each document of an instance, and `owners` [rows], the instance of each
-        row."""
+        """Return one row of tokens for each document of each instance, together with its query.
+        `owners` [rows] is the index of each row's instance."""
         groups = []
         for index, instance in enumerate(instances):
             self._check(index, instance)

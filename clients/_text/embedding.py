@@ -69,7 +69,7 @@ class Embedding(Task):
         return len(self._prompt(parameters)) + len(instance)
 
     def tokens(self, instances: Sequence[str], parameters: Values) -> Tensors:
-        # the tokenizer reads no more characters than these
+        # The tokenizer reads max_characters. One more lets it see that the text was cut.
         prompt = self.tokenizer.part(self._prompt(parameters), self.tokenizer.max_characters + 1)
         if prompt:
             instances = [prompt + text for text in instances]

@@ -21,7 +21,7 @@ from clients.base import (
 from serving.errors import DecodingError, InvalidRequest
 
 POSITIONS = "masked_lm_positions"  # an input of models that return logits only for the masks
-MOST_MASKS = 32  # per text: a mask has a score for each token of the vocabulary, 120 kB in FP32
+MOST_MASKS = 32  # masks of a text: each has a score for each token of the vocabulary, 120 kB
 MOST_FILLED = 2_000  # masks · top_k per text: each of these results repeats the whole text
 
 

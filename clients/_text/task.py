@@ -56,8 +56,9 @@ class Task(ABC):
         return self.tokenizer.encode(instances)
 
     def encode_groups(self, groups: Sequence[Sequence[Text]]) -> Tensors:
-        """Return the tokens of a group of texts for each instance. `owners` [rows] is the instance
-        of each text, and `num_tokens` counts the tokens of each instance's longest text."""
+        """Return one row of tokens for each text or pair. `groups` has the texts of each instance;
+        `owners` [rows] is the index of each row's instance. `num_tokens` [instances] counts the
+        tokens of each instance's longest text."""
         owners = np.repeat(np.arange(len(groups)), list(map(len, groups)))
         tensors = self.tokenizer.encode(list(chain.from_iterable(groups)), owners.tolist())
         counts = np.zeros(len(groups), np.int64)

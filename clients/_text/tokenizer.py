@@ -34,8 +34,8 @@ PORTION = 2**18
 # text of a pair -> (number of tokens, the part of the text that is read)
 Measured = dict[str, tuple[int, str]]
 LONGEST_TEXT = PORTION  # characters that are read at most, even if the model takes more tokens
-# A text of a pair with more characters than this for each token that the model takes is cut before
-# the pair is tokenized.
+# If a text of a pair has more than SHORT · max_length characters, it is cut before the pair is
+# tokenized.
 SHORT = 4
 # Model types whose positions begin after the padding's id.
 POSITIONS_FROM_PADDING = {
@@ -51,8 +51,7 @@ POSITIONS_FROM_PADDING = {
     "xlm-roberta-xl",
     "xmod",
 }
-# Tokenizers of transformers 5 that give token types to the network, and model types whose own
-# tokenizer is one of them.
+# Tokenizers in version 5 of the transformers library that give token types to the network.
 WITH_TYPES = {
     "BertTokenizer",
     "ConvBertTokenizer",
@@ -65,6 +64,7 @@ WITH_TYPES = {
     "MobileBertTokenizer",
     "SqueezeBertTokenizer",
 }
+# Model types whose usual tokenizer is in WITH_TYPES.
 MODELS_WITH_TYPES = {
     "",
     "bert",
@@ -203,7 +203,8 @@ class TextTokenizer:
 
     def _portions(self, texts: Sequence[Text]) -> Iterator[Sequence[Text]]:
         """Yield the texts in portions, each with about PORTION characters to read. A longer text is
-        cut to one character more than that."""
+        cut to one character more than `max_characters`, so that `encode` can see that it was
+        cut."""
         portion: list[Text] = []
         characters = 0
         for text in texts:
@@ -397,7 +398,8 @@ def _why_not(folder: Path, error: Exception) -> str:
 
 def _gives_types(settings: Values, config: Values) -> bool:
     """Return whether transformers gives the network token types; otherwise the network gets zeros.
-    It depends on model_input_names, or else on the tokenizer's class, or else on the model type."""
+    The answer follows from model_input_names, or else from the tokenizer's class, or else from the
+    model type."""
     if names := settings.get("model_input_names"):
         return "token_type_ids" in names
     if name := settings.get("tokenizer_class") or config.get("tokenizer_class"):

@@ -56,8 +56,8 @@ class Item:
 @dataclass(frozen=True)
 class Opened:
     """Items that have been opened and will be decoded together. `index` is the position of the
-    first one in the request. `mistake` is the error in the item that follows them, if that could
-    not be opened. `memory` is how many bytes decoding them takes."""
+    first one in the request. `mistake` is the error in the next item, if that item could not be
+    opened. `memory` is how many bytes decoding the items takes."""
 
     index: int
     items: Sequence[Item]
@@ -112,13 +112,17 @@ class Decoder:
             try:
                 decoded = list(map(Future.result, futures))
             finally:
-                futures.clear()  # otherwise an error would refer to itself through its future
+                # an error's traceback holds this frame, whose futures hold the error: clear them to
+                # break the reference cycle
+                futures.clear()
             instances = [instance for instance, _ in decoded]
             count_time(sum(seconds for _, seconds in decoded))
         else:
             instances = [load() for load in loads]
         if opened.mistake:
-            raise copy(opened.mistake)  # the original would refer to itself through this frame
+            # raise a copy: the original's traceback would hold this frame, which holds the original
+            # (a reference cycle)
+            raise copy(opened.mistake)
         return instances
 
     def open(self, client: ModelClient, index: int, items: Sequence[Item]) -> Opened:

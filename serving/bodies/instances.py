@@ -93,9 +93,9 @@ class Batch:
     """Instances that are answered together.
 
     `first` is the index of the first instance, and `end` is the index after the last. `calls` are
-    the inputs of the calls that are still to be made. `memory` is how many bytes decoding the
-    instances took, and drawing on one takes. `reserved` holds the memory of the batch until it is
-    finished.
+    the inputs of the calls that are still to be made. `memory` is how many bytes it took to decode
+    the instances; drawing on an instance takes as many. `reserved` holds the memory of the batch
+    until it is finished.
     """
 
     first: int
@@ -192,7 +192,8 @@ class InstancesJob(Job):
             reserved = self._reserve(memory + tensors_of_images, holds)
             instances, tensors = self._preprocessed(opened, most)
             kept, size = self._sizes(memory, tensors)
-            # memory for images was reserved before they were decoded; that of others is known now
+            # Memory for images was reserved before decoding. For other instances, the size is known
+            # only now.
             if memory:
                 reserved.shrink(size)
                 reserved.grow(size, "a batch of its instances")

@@ -78,8 +78,8 @@ class JsonLines:
 
     @property
     def named(self) -> Target:
-        """Return the model that the first line names. It is used only if the rest of the request
-        names none."""
+        """Return the model that the first line names. The name is used only if no other part of the
+        request names a model."""
         line = next(self._lines(), b"")
         with suppress(ServingError):
             return read(schemas.Named, line).target("the first line")
@@ -206,7 +206,8 @@ class LinesJob(Job):
         instances are grouped (`groups`). Raise a ServingError."""
         body = records[0].body
         if isinstance(body, ServingError):
-            # not raised again, because the error would refer to itself through this frame
+            # do not raise the error: its traceback would hold this frame, which holds the error (a
+            # reference cycle)
             return [_error_line(body)]
         if isinstance(body, Instances):
             return self._predict(gateway, records)

@@ -89,7 +89,7 @@ def fitted(numbers: Array, dtype: np.dtype[Any]) -> Array | None:
 
 
 def _numbers(values: list[Any], dtype: np.dtype[Any]) -> Array | None:
-    """Convert Python's numbers to the dtype. Return None if one of them does not fit."""
+    """Convert Python numbers to an array of the dtype. Return None if one of them does not fit."""
     limits = np.iinfo(dtype) if dtype.kind in "iu" else None
     numbers = np.empty(len(values), dtype)
     start = 0

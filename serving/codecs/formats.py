@@ -42,9 +42,8 @@ SIZE_TAGS = {
 WHOLE_NUMBERS = {TiffTags.SHORT, TiffTags.LONG}
 BIG_TIFF = 43  # the version number of BigTIFF, which has 64-bit offsets
 
-# limits on a tag's values, which Pillow turns into Python objects: 2.4 µs for a fraction
-MOST_VALUES = 2**17
-MOST_FRACTIONS = 2**12
+MOST_VALUES = 2**17  # most values of a tag; Pillow turns each into a Python object
+MOST_FRACTIONS = 2**12  # most fractions in a tag; Pillow takes 2.4 µs for each
 FRACTIONS = {TiffTags.RATIONAL, TiffTags.SIGNED_RATIONAL}
 WHOLE = {TiffTags.BYTE, TiffTags.ASCII, TiffTags.UNDEFINED}  # types whose data is a single value
 

@@ -32,10 +32,10 @@ JPEG = ("JPEG", "MPO")
 # for two images: the decoded one, and its conversion to RGB or its rotated copy
 BYTES_PER_PIXEL = 2 * PIXEL
 PAIR = int.from_bytes(START_OF_SCAN, "little")
-# maximum reads and bytes of a header: a photo's header has tens of parts, and Pillow takes
-# microseconds for each
+# Maximum number of reads of a header. A photo's header has tens of parts; Pillow reads each in
+# microseconds.
 HEADER_PARTS = 800
-HEADER_BYTES = 8 * 2**20
+HEADER_BYTES = 8 * 2**20  # maximum number of bytes read from a header
 # Minimum average size of a read after the header: a GIF's blocks have up to 256 bytes, and a PNG's
 # chunks have thousands.
 BYTES_PER_READ = 32

@@ -22,13 +22,15 @@ logger_class = JsonLogger
 secure_scheme_headers: dict[str, str] = {}
 RESERVED = 64 * 1024  # bytes of each file of metrics: enough for about ten models
 # How long a thread waits for the GIL before it asks the other thread to release it. Python's
-# default is 5 ms. A small request waits about 20 times.
+# default is 5 ms. A small request waits for the GIL about 20 times.
 SWITCH_SECONDS = 0.0005
 # The garbage collector's thresholds. Only the last one differs from Python's default, 10, with
 # which the collector visits all lists again and again while a large JSON text is parsed, and all
 # threads wait: parsing 1.9 million lists took 0.7 s instead of 0.1 s.
 GARBAGE = (700, 10, 1000)
-LARGE_NICE = 10  # a worker for small bodies on the same processor gets ten times as much of it
+# The niceness of workers for large bodies. Such a worker gets about a tenth of the processor time
+# of a worker for small bodies that competes with it.
+LARGE_NICE = 10
 
 
 def on_starting(server: Any) -> None:

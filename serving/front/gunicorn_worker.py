@@ -15,10 +15,12 @@ class Worker(ThreadWorker):  # type: ignore[misc]
     """Answers one request per connection, because nginx keeps no connection to gunicorn open."""
 
     def handle(self, conn: Any) -> bool:
-        """Answer the request and close the connection, in a thread of the pool. gunicorn (27.0)
-        closes it in the main loop, and waits there for up to 2 s until nginx has read the reply. If
-        several callers read slowly, the worker would accept nothing and be killed as one that
-        hangs."""
+        """Answer the request and close the connection, both in a thread of the pool.
+
+        Stock gunicorn (27.0) closes the connection in the main loop instead, where it waits for up
+        to 2 s until nginx has read the reply. If several callers read slowly, such a worker accepts
+        no connections, and gunicorn kills it because it seems to hang.
+        """
         # Wait for the request however late nginx sends it. gunicorn would give up after 5 s.
         conn.data_ready = True
         try:

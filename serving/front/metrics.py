@@ -11,8 +11,8 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from serving.front.incoming import Incoming
 
 OTHER = "(other)"
-# Further pairs of model and version are counted as OTHER: each series takes memory, and time in
-# every scrape.
+# Maximum number of pairs of model and version that are counted separately. Further pairs are
+# counted as OTHER, because each series takes memory, and time in every scrape.
 MOST_MODELS = 100
 REQUEST_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 STAGE_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10)

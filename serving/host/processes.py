@@ -17,8 +17,8 @@ MEANINGS: dict[int, str] = {
     signal.SIGBUS: "perhaps /dev/shm or the run folder was full",
 }
 PROGRAM = "triton_python_backend_stub"
-FEWEST_WORDS = 4  # in a stub's command line
-# positions in that command line
+FEWEST_WORDS = 4  # words in a stub's command line
+# positions in a stub's command line
 FILE = 1  # the model's file
 INSTANCE = -2  # the instance's name, which Triton's messages use
 PROC = Path("/proc")

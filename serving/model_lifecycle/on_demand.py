@@ -55,14 +55,14 @@ MOST_LOADS = 64  # loads that are in progress or wait for their turn
 LOOK_UPS_AT_ONCE = 64
 LOOK_UPS_A_SECOND = 200
 MISSING_SECONDS = 30.0  # a name that does not exist is looked up again after this time
-# The same for a name that could not be looked up. All calls that wait for it ask within this time,
-# and get the same error.
+# A name that could not be looked up is looked up again after this time. All calls that wait for the
+# name ask within this time, and get the same error.
 AWAY_SECONDS = 3.0
-# Seconds until a failed load may be tried again, doubled after each further failure up to
-# FAILED_MOST. It is INTERRUPTED_SECONDS if tritonserver ended meanwhile, because the model may not
-# be to blame.
+# A failed load may be tried again after FAILED_SECONDS, or after INTERRUPTED_SECONDS if
+# tritonserver ended meanwhile, because the model may not be to blame. The time doubles after each
+# further failure, up to FAILED_MOST.
 FAILED_SECONDS, INTERRUPTED_SECONDS, FAILED_MOST = 30.0, 2.0, 600.0
-BUSY_SECONDS = 1.0  # the same for a load for which there is not enough memory now
+BUSY_SECONDS = 1.0  # a load that failed because memory is short may be tried again after this time
 MOST_REJECTED = 100
 IDLE_SECONDS = 1.0  # a model that was used within this time is not evicted
 # A model that is loaded again within this time after its eviction was evicted too early. If a load
@@ -408,7 +408,8 @@ class OnDemand(OnPost):
         self.manager.write(change)
 
     def _look_at_a_rejection(self) -> None:
-        """Let a rejected model be loaded again if it has changed. Check any one in each call."""
+        """Let a rejected model be loaded again if it has changed. Each call checks one model,
+        chosen at random."""
         if rejected := [each for each in self.manager.models().rejected if each.is_current()]:
             ((name, signature),) = random.choice(rejected).folders.items()
             with suppress(Unreachable):

@@ -29,9 +29,11 @@ log = logging.getLogger(__name__)
 # seconds between checks of all processes; a check takes 20 ms with 1,000 models
 LOOK_SECONDS = 2.0
 WINDOW = 60.0
-# within WINDOW seconds; callers retry, so a request that kills its model may arrive several times
+# Crashes of a model within WINDOW seconds. Callers retry, so a request that crashes its model may
+# arrive several times.
 CRASHES_ALLOWED = 3
-REFUSED_SECONDS = 300.0  # the first time; doubled each time after that
+# seconds that a model is refused the first time; doubled each further time, up to REFUSED_MOST
+REFUSED_SECONDS = 300.0
 REFUSED_MOST = 24 * 3600.0
 
 

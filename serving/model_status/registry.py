@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 # the type of Slot.keep (front/admission.py): takes a model's name and the column of its counter
 Keep = Callable[[str, int], None]
 LOOK_SECONDS = 0.02  # seconds between looks at the table while a model is being loaded
-WANT_SECONDS = 0.5  # seconds between requests to load it
+WANT_SECONDS = 0.5  # seconds between requests to load the model
 
 
 class Registry:

@@ -13,16 +13,17 @@ while the model is `refusing`, and Manager.unload while it is `unloading`.
 
 from enum import Enum
 
-LOADING = "loading"  # tritonserver loads it when it starts
-ADDING = "adding"  # a call loads it for the first time; the platform must not find it yet
+LOADING = "loading"  # tritonserver loads the model at its start
+ADDING = "adding"  # a call loads the model for the first time; the platform must not find it yet
 READY = "ready"
-FAILED = "failed"  # Triton could not load it, or it failed on its example
-RESTARTING = "restarting"  # one of its processes died, and it waits for a reload
-RELOADING = "reloading"  # a thread is reloading it
-RELOADED = "reloaded"  # a thread has reloaded it, but recovery has not seen its new processes yet
-REFUSING = "refusing"  # its processes died too often: a thread is unloading it
-REFUSED = "refused"  # it has been unloaded, and waits for a reload
-UNLOADING = "unloading"  # no call may begin to use it; Triton may still have it loaded
+FAILED = "failed"  # Triton could not load the model, or the model failed on its example
+RESTARTING = "restarting"  # a process of the model died, and the model waits for a reload
+RELOADING = "reloading"  # a thread is reloading the model
+# a thread has reloaded the model, but recovery has not seen the new processes yet
+RELOADED = "reloaded"
+REFUSING = "refusing"  # the model's processes died too often: a thread is unloading the model
+REFUSED = "refused"  # the model has been unloaded, and waits for a reload
+UNLOADING = "unloading"  # no call may begin to use the model; Triton may still have it loaded
 STATES = (
     LOADING,
     ADDING,

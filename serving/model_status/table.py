@@ -38,15 +38,18 @@ class Entry:
     """A model in the table. Callers (in multi-model mode the platform) know it as `name`, Triton as
     `triton_name`.
 
-    Its client is created from `folder`. `load_id` is unique to each load; `column` is the column of
-    the model's counter in the leases. `parts` are Triton's names for the models that an ensemble
-    calls; `versions` are the versions that Triton has loaded. `reason` says why the model is not
-    ready. A refused model is reloaded at `until`, and `refusals` counts how often it was refused.
-    Processes that died before `began` (time.monotonic) belonged to an earlier load or reload;
-    `crashes` lists the times of later deaths. `answered` says that the model has answered its
-    example or does not need to. `target` and `url` are set for an archive, `signature` and `source`
-    for a watched folder. `estimated` and `bytes` are the memory that the model was estimated and
-    measured to take. It may be evicted after `idle` seconds without a call.
+    The model's client is created from `folder`. `load_id` is unique to each load; `column` is the
+    column of the model's counter in the leases. `parts` are Triton's names for the models that an
+    ensemble calls; `versions` are the versions that Triton has loaded. `target` and `url` are set
+    for an archive, `signature` and `source` for a watched folder.
+
+    `reason` says why the model is not ready. `answered` says that the model has answered its
+    example or does not need to. A refused model is reloaded at `until`, and `refusals` counts how
+    often the model was refused. Processes that died before `began` (time.monotonic) belonged to an
+    earlier load or reload; `crashes` lists the times of later deaths.
+
+    `estimated` is the memory in bytes that the model was expected to take, and `bytes` is what it
+    was measured to take. The model may be evicted after `idle` seconds without a call.
     """
 
     name: str

@@ -23,7 +23,7 @@ CONTROLS = (*range(9), *range(10, 32), *range(127, 160), 0x2028, 0x2029)
 ESCAPED = {code: f"\\u{code:04x}" for code in CONTROLS}
 NOTHING = r"(?!)"  # a pattern that matches nothing
 ERROR_LINE = re.compile(r"^E\d{4} |\b(error|exception|fatal|emerg|critical|failed)\b|Error\b", re.I)
-# what the programs call the levels, unless it is our name
+# the programs' names of levels -> ours, where they differ
 LEVELS = {
     "I": "info",
     "notice": "info",

@@ -20,11 +20,11 @@ ROOT = Path(__file__).resolve().parents[2]
 TEMPLATE = ROOT / "nginx.conf"
 SECTION = re.compile(r"^ *\{\{#(\w+)\}\}\n(.*?)^ *\{\{/\1\}\}\n", re.MULTILINE | re.DOTALL)
 FEWEST_REQUESTS = 512
-# Maximum number of simultaneous uploads of 4 MB or more, which nginx keeps in files. It is lower if
-# so many could exceed the memory for requests.
+# Maximum number of simultaneous uploads of 4 MB or more, which nginx keeps in files. The limit
+# is lower if this many bodies could exceed the memory for requests.
 MOST_UPLOADS = 64
 NGINX_FOLDERS = "/usr/sbin:/usr/local/sbin"  # not on every user's PATH
-USUAL_CONNECTIONS = 4096  # per nginx worker, including idle callers
+USUAL_CONNECTIONS = 4096  # connections of an nginx worker, including idle callers
 NGINX_LOG_LEVELS = {
     "debug": "info",
     "info": "warn",

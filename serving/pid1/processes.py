@@ -26,16 +26,16 @@ AGENT_TEMPLATE = Path(__file__).with_name("cloudwatch.json")
 # Seconds that tritonserver gets to exit. All requests have been answered by then, so it waits only
 # for instances that hang or have died.
 EXIT_SECONDS = 5
-# If calls load the models, there may be 1,000 of them: too many for Triton's default of 32 threads
-# for each model of a Python backend.
+# Threads for each model of a Python backend if calls load the models. There may be 1,000 models:
+# too many for Triton's default of 32 threads.
 PYTHON_THREADS = 4
-LOADS_AT_ONCE = 32
-# How long idle threads of math libraries spin, while other threads may need the processors. By
-# default, OpenBLAS's threads spin for 2^28 cycles (0.1 s) after each product of large matrices (see
-# its blas_server.c); 2^16 cycles are about 25 µs. OpenMP's threads check 300,000 times for the next
-# operator (GOMP_SPINCOUNT in libgomp's manual); 10,000 checks are enough between two operators of a
-# network.
+LOADS_AT_ONCE = 32  # models that Triton loads at the same time if calls load the models
+# How long idle threads of OpenBLAS spin, as the exponent of a number of cycles: 2^16 cycles are
+# about 25 µs. By default they spin for 2^28 cycles (0.1 s) after each product of large matrices
+# (OpenBLAS's blas_server.c), while other threads may need the processors.
 OPENBLAS_SPINNING = "16"
+# How often idle threads of OpenMP check for the next operator: 10,000 checks are enough between two
+# operators of a network. The default is 300,000 (GOMP_SPINCOUNT in libgomp's manual).
 OPENMP_SPINNING = "10000"
 # Lines that are not logged: tables, empty lines, the countdown, the usage (which hides the invalid
 # option), the library evhtp's messages about connections on a Unix socket, and, on a machine

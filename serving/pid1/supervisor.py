@@ -28,7 +28,7 @@ BACKOFF_FIRST = 0.25
 BACKOFF_MAX = 8.0
 # seconds between rounds of the loop while waiting for a process or for readiness
 POLL_INTERVAL = 0.1
-IDLE_INTERVAL = 1.0  # seconds between rounds otherwise
+IDLE_INTERVAL = 1.0  # seconds between rounds of the loop at other times
 REPORT_INTERVAL = 5.0  # seconds between log lines that say why the container is not ready yet
 # Seconds that a stop may take if the container was never ready: no request is in flight then, and
 # tritonserver ignores the signal while it is loading models.
@@ -46,7 +46,7 @@ class _Child:
     pid: int | None = None
     starts: int = 0
     deaths: list[float] = field(default_factory=list)  # within the last WINDOW seconds
-    hangs: bool = False  # it is being killed because it did not answer
+    hangs: bool = False  # the process is being killed because it did not answer
     retry_at: float = 0.0
     last_exit: str = ""
 

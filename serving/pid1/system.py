@@ -40,16 +40,17 @@ class Process:
     stop_signal: signal.Signals = signal.SIGTERM
     noise: tuple[str, ...] = ()  # regular expressions for lines that are not logged
     omitted: str = ""  # regular expression for text that is removed from the other lines
-    # glob patterns for files that remain if it is killed: shared memory, sockets
+    # glob patterns for files that remain if the process is killed: shared memory, sockets
     leftovers: tuple[str, ...] = ()
-    # Glob pattern for folders that it creates, and that other processes of the same user may create
-    # too. They are removed if they are not older than the process and no other process with its
-    # name is running.
+    # Glob pattern for folders that the process creates, and that other processes of the same user
+    # may create too. The folders are removed if they are not older than the process and no other
+    # process of this name is running.
     leftover_folders: str = ""
-    # if true, startup does not wait for it, and serving continues without it after too many deaths
+    # if true, startup does not wait for the process, and serving goes on without it after too many
+    # deaths
     optional: bool = False
-    answers_at: tuple[Address, str] | None = None  # the address and path of its health check
-    listeners: tuple[socket.socket, ...] = ()  # sockets that it inherits
+    answers_at: tuple[Address, str] | None = None  # address and path of the health check
+    listeners: tuple[socket.socket, ...] = ()  # sockets that the process inherits
 
 
 class PermanentFailure(str):

@@ -28,16 +28,16 @@ from serving.repository.layout import CONFIG
 from serving.repository.source import ARCHIVE, MOST_LISTED, Found, Source, Unreachable, may_be_found
 from serving.repository.unpacking import BadArchive, unpack
 
-SILENT_SECONDS = 5.0  # a request is sent again after this time without a byte
+SILENT_SECONDS = 5.0  # a request is sent again if no byte arrives for this long
 CLIENT = {
-    "timeout": timedelta(hours=1),  # for a whole object
+    "timeout": timedelta(hours=1),  # for fetching a whole object
     "allow_http": True,  # if the URL of an endpoint begins with http://
 }
 RETRIES = {"max_retries": 2, "retry_timeout": timedelta(hours=1)}
 PAGE = 1_000  # objects that one request lists
 MOST_OBJECTS = 10 * PAGE  # objects that are listed; a model folder must have fewer
 LIST_SECONDS = 30.0  # the names are listed again after this time
-PIECE = 2**20  # bytes that are in memory at once
+PIECE = 2**20  # bytes of an object that are in memory at once
 # bytes of an object's URL; S3 answers 400 if the key, which is a part of the URL, is longer
 LONGEST_URL = 1024
 # The reasons to show, keyed by patterns for the beginning of a line in obstore's error messages.

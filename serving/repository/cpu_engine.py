@@ -117,7 +117,8 @@ def fitted(model: Path, settings: Settings, processor: Processor) -> tuple[Any, 
         config.parameters[ENGINE_REASON].string_value = choice.reason
     if choice and choice.engine == OPENVINO:
         _use_openvino(config)
-        # SERVE_CPU_ENGINE alone chose OpenVINO: keep the answers of FP32
+        # Only the setting, not the model, asked for OpenVINO, so compute in FP32. OpenVINO would
+        # otherwise use BF16 if the processor supports it.
         has_precision = PRECISION in config.parameters or BF16_HINT in config.parameters
         if processor.has_own_backend and not requested and not has_precision:
             config.parameters[PRECISION].string_value = "f32"

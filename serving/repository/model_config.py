@@ -24,9 +24,9 @@ PLAN_REMEDIES = (
     "ONNX Runtime's TensorRT provider serve the ONNX file (--for gpu); docs/build_engines.md"
 )
 LARGEST_CONFIG = 2**20  # bytes of config.pbtxt: 1.5 MB take 5 s to parse; ours have about 2 kB
-# A parameter that build_engines writes for a text model whose rows do not depend on the padding:
-# the tokens of the longest text. This project's backends then merge texts of any length; NVIDIA's
-# cannot.
+# A parameter that build_engines writes for a text model whose rows do not depend on the padding.
+# Its value is the maximum length of a text in tokens. With it, this project's backends batch texts
+# of different lengths; NVIDIA's cannot.
 RAGGED = "ragged_batches"
 IDS = "input_ids"
 # the other inputs of such a model, and the values that the backend fills in if a request has none

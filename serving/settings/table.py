@@ -44,7 +44,7 @@ BODIES = 32
 BATCH_MEGABYTES = 100  # total of all requests that batch transform sends at once
 # seconds, batch transform's InvocationsTimeoutInSeconds if a job sets none
 BATCH_TIMEOUT = 600.0
-GRPC_PORT = 8001  # Triton appends it to the socket's name, as it would to a host
+GRPC_PORT = 8001  # Triton appends the port to the socket's name, as it would to a host
 # The options of tritonserver that `serve` sets itself, and the environment variable that determines
 # each ("": none does).
 _OWN_OPTIONS = {
@@ -65,8 +65,8 @@ _OWN_OPTIONS = {
 
 @dataclass(frozen=True)
 class LoadPolicy:
-    """When models are loaded, and what follows from that. If calls load them (`by_call`), none is
-    loaded at startup. If model folders may change, they are `copied`."""
+    """Says when models are loaded. If calls load the models (`by_call`), none is loaded at startup.
+    If model folders may change, they are `copied`."""
 
     name: str
     by_call: bool = False

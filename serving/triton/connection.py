@@ -29,13 +29,14 @@ from serving.errors import (
 from serving.host.network import ask
 from serving.triton import quirks
 
-CONNECT_SECONDS = 0.5  # longer than the longest pause between two attempts to connect
-LOAD_CONNECT_SECONDS = 10.0  # for loads, for which a platform waits minutes
+# How long a call waits for a connection: longer than the longest pause between two attempts.
+CONNECT_SECONDS = 0.5
+LOAD_CONNECT_SECONDS = 10.0  # how long a load waits for a connection; platforms wait minutes
 PROBE_SECONDS = 1.2  # tritonserver took up to 0.7 s on a busy machine; nginx waits 2 s for /ping
 CHANNEL_OPTIONS = [
     ("grpc.max_send_message_length", -1),
     ("grpc.max_receive_message_length", -1),
-    # for the text of an error; if it is longer, the status becomes RESOURCE_EXHAUSTED
+    # metadata contains the text of an error; above this size, the status is RESOURCE_EXHAUSTED
     ("grpc.max_metadata_size", 2**20),
     ("grpc.initial_reconnect_backoff_ms", 100),  # to reconnect quickly to a restarted Triton
     ("grpc.min_reconnect_backoff_ms", 100),

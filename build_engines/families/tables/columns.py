@@ -34,23 +34,18 @@ CENTERS = (("mean_", "scale_"), ("center_", "scale_"))
 
 @dataclass(frozen=True)
 class Column:
-    """A column as the model takes it.
+    """A column as the model takes it."""
 
-    `name` is "" if columns have no names; `values` are the categories that the model knows, () for
-    numbers. `closed`: its encoder refuses all other values. `filled`: an imputer comes before the
-    encoder. `missing` is what the model takes as a missing cell. `dtype` is the type of categories
-    that are whole numbers, because libraries compare integers of two different 64-bit types in
-    FP64. `points` are values like those of training, or thresholds of trees.
-    """
-
-    name: str
+    name: str  # "" if columns have no names
     datatype: str = "FP64"
-    values: tuple[Any, ...] = ()
-    closed: bool = False
-    filled: bool = False
-    missing: Any = np.nan
+    values: tuple[Any, ...] = ()  # the categories that the model knows; () for numbers
+    closed: bool = False  # whether the column's encoder refuses all other values
+    filled: bool = False  # whether an imputer comes before the encoder
+    missing: Any = np.nan  # what the model takes as a missing cell
+    # the type of categories that are whole numbers, because libraries compare integers of two
+    # different 64-bit types in FP64
     dtype: Any = None
-    points: tuple[float, ...] = ()
+    points: tuple[float, ...] = ()  # values like those of training, or thresholds of trees
 
     @property
     def categories(self) -> list[Any] | None:
@@ -89,7 +84,8 @@ def _readers(
     step: Any, indices: Sequence[int], is_filled: bool = False
 ) -> Iterator[tuple[Any, Sequence[int], bool]]:
     """Yield each step that reads columns as the model gets them, except that an imputer may have
-    filled missing cells. Yield the columns' indices with it, and whether an imputer has."""
+    filled missing cells. With each step, yield the indices of its columns, and whether an imputer
+    may have filled them."""
     step = unwrapped(step)
     if hasattr(step, "steps"):
         for _, each in step.steps:
@@ -116,8 +112,9 @@ def _fills(step: Any) -> bool:
 
 
 def _with_categories(column: Column, categories: Array, closed: bool, is_filled: bool) -> Column:
-    """Return the column with the categories of an encoder. If several encoders read the column, it
-    has those of the ones that refuse all other values, without those that one of them refuses."""
+    """Return the column with the `categories` of an encoder that reads it. `closed` says that the
+    encoder refuses all other values. If several such encoders read the column, it has only the
+    categories that all of them accept; the categories of other encoders are then ignored."""
     if column.closed and not closed:
         return column
     values = tuple(categories.tolist())

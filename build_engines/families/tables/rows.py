@@ -26,8 +26,9 @@ OF_BOOLEANS = (0.5, 1.0, float(np.float32(1e-35)))
 
 @dataclass(frozen=True)
 class Limits:
-    """`share` is the least share of rows whose answers must be alike. Numbers are alike if they
-    differ by at most `close` times the number and the numbers' spread."""
+    """Says how much the answers may differ. `share` is the minimum share of rows whose answers must
+    match. Numbers match if they differ by at most `close` · (|expected| + the standard deviation of
+    all expected numbers)."""
 
     share: float
     close: float
@@ -128,8 +129,9 @@ def missing_columns(
     selects_columns: bool,
 ) -> list[int]:
     """Return the indices of the columns in which cells may be missing, because the model and its
-    ONNX file answer such rows alike. Unless its first step selects columns, a column of numbers
-    seems to accept missing cells only if the model hardly uses it."""
+    ONNX file answer such rows alike. If the answers differ when cells are missing in all columns,
+    try each column alone, but columns of numbers only if the first step `selects_columns`: in other
+    models the answers match only because the model hardly uses that column."""
 
     def takes(indices: Sequence[int]) -> bool:
         rows = with_missing(cells, columns, indices)

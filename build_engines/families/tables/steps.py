@@ -240,7 +240,7 @@ def _encoded(graph: Graph, step: Any, table: Table) -> Table:
     """Return the columns into which the encoder turns each column. The columns' values are the
     encoder's own answers for each category."""
     cells: list[Cells] = []
-    # only a OneHotEncoder has it; the widths of other encoders are equal
+    # only a OneHotEncoder has this attribute; other encoders turn all columns into equally many
     widths = getattr(step, "_n_features_outs", None)
     start = 0
     for index, cell in enumerate(table.cells):

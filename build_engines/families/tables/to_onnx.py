@@ -55,7 +55,7 @@ from clients.base import TensorSpec
 MATRIX = "X"
 BOOLEANS = [False, True]
 LIBRARIES = ("sklearn", "xgboost", "lightgbm")
-MOST_VALUES = 1 << 22  # most values of leaves in a run of trees, 8 bytes each
+MOST_VALUES = 1 << 22  # most values of leaves that one run adds up, 8 bytes each
 FAR = (-np.inf, np.inf)
 # most rows on which trees alone are compared; if there are more thresholds, only some are tried
 MOST_ROWS = 50_000
@@ -78,8 +78,8 @@ def convert(estimator: Any, inputs: Sequence[TensorSpec] = ()) -> Converted:
     """Convert with the columns `inputs`, by default those of the model. Raise BuildError if the
     ONNX file answers rows like those of training differently from the model.
 
-    What skl2onnx converts computes in FP64 if that is supported and gives the same answers, and
-    otherwise in FP32. Trees within other models always compute in FP32.
+    The parts that skl2onnx converts compute in FP64 if FP64 is supported and gives the same
+    answers, and otherwise in FP32. Trees within other models always compute in FP32.
     """
     estimator = unwrapped(estimator)
     _check_kind(estimator)
@@ -241,8 +241,8 @@ def _cells_of_trees(
 
 
 def _model(graph: Graph, outputs: Outputs) -> onnx.ModelProto:
-    """Return the model with these outputs. If a column has an output's name, the output's is
-    changed."""
+    """Return the model with these outputs. If a column and an output have the same name, the output
+    is renamed."""
     for name, tensor in outputs.items():
         graph.output(graph.add("Identity", tensor, output=name))
     return graph.model("table")
@@ -306,8 +306,12 @@ def _compare_trees(estimator: Any, last: Any, trees: Trees) -> None:
 
 
 def _near(thresholds: Array, most: float) -> Array:
-    """Return the thresholds and their neighbors or, for categories, the whole numbers next to them
-    from 0 to `most`."""
+    """Return the numbers at which to compare trees with these thresholds.
+
+    If `most` is NaN, the column has numbers: return the thresholds, and the nearest FP64 and FP32
+    numbers on both sides. Otherwise the column has the categories 0 to `most`: return the whole
+    numbers on both sides of the thresholds, clipped to that range.
+    """
     values = thresholds[np.isfinite(thresholds)]
     if not np.isnan(most):
         sides = np.concatenate([np.floor(values), np.ceil(values)])
