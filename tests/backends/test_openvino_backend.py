@@ -80,10 +80,7 @@ def pair(*shape: int) -> Arrays:
 
 @pytest.mark.parametrize(
     ("model", "shape"),
-    [
-        *((model, (3, 3)) for model in ("arithmetic", "two_instances", "streams", "hints")),
-        ("scalar", (1,)),
-    ],
+    [*((model, (3, 3)) for model in ("arithmetic", "two_instances", "streams")), ("scalar", (1,))],
 )
 def test_answer_as_onnx_runtime_does(client: Client, model: str, shape: tuple[int, ...]) -> None:
     feed = pair(*shape)
@@ -245,9 +242,9 @@ def test_convert_to_the_datatypes_of_the_config(client: Client) -> None:
         "arithmetic_0_0: OpenVINO .* on CPU, .*, 1 threads in 1 streams",
         "two_instances_0_1: OpenVINO .* on CPU, f32, 2 threads in 1 streams",
         "streams_0_0: OpenVINO .*, 2 threads in 2 streams",
-        "hints_0_0: OpenVINO .* on CPU, .*compiled",
-        "hints_0_0: parameter 'COMPILATION_NUM_THREADS' has no effect",
-        "hints_0_0: parameter 'CPU_THREADS_NUM' has no effect",
+        "converted_0_0: OpenVINO .* on CPU, .*compiled",
+        "converted_0_0: parameter 'COMPILATION_NUM_THREADS' has no effect",
+        "converted_0_0: parameter 'CPU_THREADS_NUM' has no effect",
     ],
 )
 def test_log_what_became_of_the_parameters(server: Server, line: str) -> None:
