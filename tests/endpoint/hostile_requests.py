@@ -335,7 +335,7 @@ ROOM: dict[str, Hostile] = {
     ),
     # 2.6 GB for ten of them
     "floats of JSON from ten callers": Hostile(
-        "json", lambda: floats(6_000_000), (400, 413, 503), callers=10
+        "json", lambda: floats(6_000_000), (400, 413, 503), callers=10, seconds=PATIENT_SECONDS
     ),
     # 4.0 GB for twenty callers, or 503 for all of them: each line takes a megabyte
     "lines of many objects": Hostile(
