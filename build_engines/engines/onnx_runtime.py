@@ -8,7 +8,7 @@ from pathlib import Path
 import onnxruntime
 
 from build_engines.engines import tensorrt
-from build_engines.engines.quantization import quantize
+from build_engines.engines.cpu_quantization import quantize
 from build_engines.errors import UsageError
 from build_engines.families.find_family import by_client
 from build_engines.model_spec import ONNX, TORCHSCRIPT, Engine, ModelSpec

@@ -136,7 +136,8 @@ def finished(
         settings["keypoints"] = findings.keypoints
     sides = spec.inputs[0].shape[-3:] if spec.inputs else ()
     is_free = "size" in defaults and sides.count(-1) >= 2
-    if request.size and not is_free:
+    is_fixed_so = "size" in defaults and sides.count(request.size) == 2
+    if request.size and not is_free and not is_fixed_so:
         raise UsageError(
             f"--size {request.size} has no effect: an image client reads it if the file's height "
             f"and width are free, and its input is {list(sides)}; leave the flag out, or export "

@@ -269,6 +269,10 @@ def test_take_a_detector_s_size_from_its_file_or_the_flag(
     assert images.shape[-2:] == (side, side)
 
 
+def test_accept_the_size_that_a_file_has(tmp_path: Path) -> None:
+    assert build_own(tmp_path, save_classifier(tmp_path / "c.onnx"), client="resnet", size=16)
+
+
 def save_with_ending(path: Path, ending: str) -> Path:
     """Write the classifier with these operators behind its logits, the last one called scores."""
     head = f"logits = MatMul (e, m) as_is = Constant <value_ints = [0, -1]> () {ending}"
