@@ -136,7 +136,8 @@ def cosine(ours: NDArray[Any], theirs: NDArray[Any]) -> float:
 
 @dataclass(frozen=True)
 class Measure:
-    """Measures how alike two predictions are, from 0 to 1, or None if both are empty."""
+    """A measure of two predictions. `alike` returns how alike they are, from 0 to 1, or None if
+    both are empty. `limit` is the lowest mean that passes."""
 
     name: str
     limit: float

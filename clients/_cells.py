@@ -26,7 +26,7 @@ INTEGERS: dict[str, Any] = {
 }
 DTYPES: dict[str, Any] = {**FLOATS, **INTEGERS, "BOOL": np.bool_, "BYTES": np.object_}
 WORDS = {"true": True, "1": True, "false": False, "0": False}
-LONGEST_WORD = 10  # characters of a cell that are compared with WORDS
+LONGEST_WORD = 10  # only this many characters of a cell are compared with WORDS
 
 
 def array_of(

@@ -7,7 +7,8 @@ from PIL import Image, ImageColor, ImageDraw, ImageFont
 
 Colour = tuple[int, int, int]
 VEIL = 110  # opacity of a mask, out of 255
-WIDEST_STROKE = 32  # pixels, reached at 120 megapixels; letters are six times as high
+# in pixels; an image of 120 megapixels has it. Letters are six strokes high.
+WIDEST_STROKE = 32
 SEEN = 0.5  # keypoints with a lower score are not drawn
 
 

@@ -21,7 +21,7 @@ class Client(ImageClient):
         Parameter(
             "activation",
             "softmax",
-            "function that turns outputs into scores; softmax of one logit is sigmoid",
+            "function that turns outputs into scores; for a single logit, softmax means sigmoid",
             choices=("softmax", "sigmoid", "none"),
         ),
         LABELS,

@@ -257,8 +257,8 @@ INSTANCES: dict[str, tuple[type[schemas.ForClient], Callable[[Any, str], list[It
 }
 # keys by which an object is recognized as one of our shapes
 WHOLE_BODY = INSTANCES.keys()
-# The keys that decide how an object without tensors is read. The first one counts; its shape
-# rejects the others.
+# The keys that decide how an object without tensors is read, in order of precedence. The type of
+# the one that is found rejects the others.
 KEYS = ("instances", "payload", "dataframe_split", "dataframe_records")
 
 

@@ -249,7 +249,8 @@ class InstancesJob(Job):
         return instances, tensors
 
     def _row_bytes(self, shape: Sequence[int] = ()) -> int:
-        """Return how many bytes the tensors of one row take, given the shape of an input's row."""
+        """Return how many bytes the tensors of one row take. `shape`, that of one row of an input,
+        gives dynamic dimensions their size; if it is empty, they count as 1."""
         outputs = self.served.output_bytes(self.client.outputs, shape)
         return INPUT * self.served.input_bytes(shape) + OUTPUT * outputs
 

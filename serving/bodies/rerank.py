@@ -1,4 +1,5 @@
-"""Rankings of documents, as Cohere, Jina and text-embeddings-inference (TEI) answer them."""
+"""Requests and replies of rankings, in the formats of Cohere, Jina and text-embeddings-inference
+(TEI)."""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar

@@ -202,7 +202,7 @@ class OnChange(Policy):
 
     def _serve(self, model: ModelFolder, load: str) -> None:
         """Replace the current model with this one. If that fails, keep the current one. Raise
-        Rejected. A manager that is killed meanwhile is replaced by one that begins again."""
+        Rejected. If the manager is killed meanwhile, the next one does it again."""
         manager = self.manager
         name = model.folder.name
         old = manager.get(name)
@@ -224,7 +224,8 @@ class OnChange(Policy):
         log.info("%s: the model in %s is now served", name, model.folder)
 
     def _restore(self, name: str, old: Entry | None) -> None:
-        """Stage the current model again, which a new tritonserver would load."""
+        """Stage the old model again, so that a restarted tritonserver loads it, not the rejected
+        one. Without an old model, remove the rejected one."""
         if old:
             self.manager.store.stage(Path(old.folder), name)
         else:
@@ -333,7 +334,7 @@ def _check(settings: Settings, models: Iterable[ModelFolder]) -> None:
         survey = run_preparation.survey(checked)
         reasons = survey.unreadable or run_preparation.mistakes(checked, names)
     except LayoutError as err:
-        # a mistake of several lines only shows what a repository should look like
+        # an entry with several lines is no mistake, but an example of a repository
         reasons = [line for line in err.mistakes if "\n" not in line]
     if reasons:
         raise Rejected(*reasons)

@@ -1,12 +1,12 @@
-"""On-demand mode: the first call to a model loads it. The least recently used models are evicted if
-memory, as measured, would become short.
+"""On-demand mode: the first call to a model loads it. If too little
+memory is left, by measurement, the least recently used models are evicted.
 
     a call -> `want` -> the name is looked up -> a thread: unpack, make room, load -> READY
                                                                             or rejected for a while
 
-Only choosing victims and reserving memory is done under a lock. A victim that is called before its
-turn to be unloaded is spared. If a call begins at the very moment when the unload does, the unload
-waits for it.
+Victims are chosen and memory is reserved under a lock, but no model is loaded or unloaded under it.
+A victim that is called before its unload begins is spared. A call that begins just as the unload
+does is waited for.
 """
 
 import logging
@@ -259,8 +259,8 @@ class OnDemand(OnPost):
 
     def _used(self, pid: int, name: str) -> int:
         """Return the bytes of memory that are in use or promised to loads other than that of
-        `name`. Of a promise, count only what the model does not hold yet. Do not count models that
-        are being unloaded or will be."""
+        `name`. For each promise, count only the part that the model does not hold yet. Leave out
+        models that are being unloaded or are chosen for it."""
         sizes = memory_by_model(pid)
         used = used_by(pid)
         entries = self.manager.models().entries

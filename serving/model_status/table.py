@@ -175,8 +175,8 @@ class Models:
         return replace(self, entries={**self.entries, **{entry.name: entry for entry in entries}})
 
     def latest(self, entry: Entry) -> Entry | None:
-        """Return the current entry of this load of the model, or None if another load has replaced
-        it."""
+        """Return the latest version of this entry, or None if the model has since been removed or
+        loaded again."""
         latest = self.entries.get(entry.name)
         return latest if latest and latest.load_id == entry.load_id else None
 

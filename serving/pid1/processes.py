@@ -68,7 +68,6 @@ def all_processes(
     }
     # only the front needs the secrets
     common = {name: value for name, value in front.items() if name not in SECRETS}
-    # the model manager
     command = (sys.executable, "-m", "serving.model_lifecycle")
     manager = Process("manager", command, common, ROOT, answers_at=(settings.manager_socket, "/"))
     return [

@@ -37,8 +37,8 @@ LESS, LESS_OR_EQUAL = "BRANCH_LT", "BRANCH_LEQ"
 
 @dataclass(frozen=True)
 class Tree:
-    """The nodes of one tree. `left` is LEAF for a leaf, and `values` [nodes, n] are those of the
-    leaves. A missing cell goes left if `missing_left`."""
+    """The nodes of one tree. `left` is LEAF for a leaf; only for leaves, `values` [nodes, n] have a
+    meaning. A missing cell goes left if `missing_left`."""
 
     feature: Array
     threshold: Array
@@ -75,8 +75,8 @@ class Trees:
 
     @classmethod
     def boosted(cls, first: Array, trees: Sequence[Tree], **facts: Any) -> "Trees":
-        """Return trees that add to n sums, which begin at `first` [n]. Tree number i adds to sum i
-        % n."""
+        """Return an ensemble whose trees add up to n sums. The first n trees are leaves with the
+        values in `first` [n], at which the sums begin. Tree number i adds to sum i % n."""
         return cls([*map(Tree.leaf, first), *trees], len(first), **facts)
 
     @property
@@ -316,8 +316,8 @@ def _of_two(graph: Graph, second: str, one: Any) -> str:
 
 
 def _index(graph: Graph, is_second: str) -> str:
-    """Return the index [rows] of one of two classes. `is_second` [rows, 1] is true where it is
-    1."""
+    """Return the index of each row's class, 0 or 1 [rows]. `is_second` [rows, 1] is true for the
+    second class."""
     return graph.cast(graph.add("Squeeze", is_second, [1]), TensorProto.INT64)
 
 
