@@ -20,11 +20,14 @@ SQUASHING = ("Softmax", "Sigmoid", "HardSigmoid")  # operators that turn logits 
 PASSING = (
     "Cast",
     "DequantizeLinear",
+    "Dropout",
     "Flatten",
     "Identity",
     "QuantizeLinear",
     "Reshape",
     "Squeeze",
+    "Transpose",
+    "Unsqueeze",
 )
 DATATYPES = {
     **{getattr(TensorProto, kind): kind for kind in ("INT8", "INT16", "INT32", "INT64", "BOOL")},
@@ -145,7 +148,9 @@ def makes_scores(model: onnx.ModelProto, output: str) -> bool:
     logits."""
     makers = {name: node for node in model.graph.node for name in node.output}
     node = makers.get(output)
-    while node and node.op_type in PASSING:
+    for _ in makers:  # a bound, because the graph may have a circle
+        if node is None or node.op_type not in PASSING:
+            break
         node = makers.get(node.input[0])
     return bool(node and node.op_type in SQUASHING)
 

@@ -37,12 +37,13 @@ GREY = "resnet"  # the model of the repository whose example is grey
 class Findings:
     """What is found out about a file.
 
-    A run on random rows shows two things:
+    A run on random rows shows three things:
 
     - `mixes_rows`: rows are answered differently together than alone. So the first dimension is
       variable but is not a batch; it may be time, for example.
     - `makes_scores`: the file itself turns logits into scores. Each row of the first output has no
       number below 0 and sums to 1, as after a softmax.
+    - `largest`: the largest number of the first output, or 0 if it has at most FEW_BOXES rows.
 
     The other fields are read from an ONNX file of Ultralytics: the `names` of the classes, the
     `keypoints` of a box, and the `size` of the images for which the file was exported.
@@ -50,40 +51,40 @@ class Findings:
 
     mixes_rows: bool = False
     makes_scores: bool = False
+    largest: float = 0.0
     names: Sequence[str] = ()
     keypoints: str = ""
     size: int = 0
 
 
-def run_random_rows(run: Runner, spec: ModelSpec) -> Findings:
+def run_random_rows(family: Family, run: Runner, spec: ModelSpec) -> Findings:
     """Run random rows together and, if they are a batch, alone. If the model runs with none of
-    the LENGTHS, return empty Findings."""
-    for length in LENGTHS:
+    the lengths, return empty Findings."""
+    lengths = (SIDE,) if family.boxes_in_pixels else LENGTHS
+    for length in lengths:
         try:
             feed = example_feed(spec, ROWS, length)
             together = run(feed)
+            first = next(iter(together.values()))
+            has_boxes = max(first.shape[-2:]) > FEW_BOXES
             return Findings(
                 mixes_rows=spec.max_batch_size > 0 and _mixes_rows(run, feed, together),
-                makes_scores=_are_shares(next(iter(together.values()))),
+                makes_scores=_are_shares(first),
+                largest=float(np.abs(first).max()) if has_boxes else 0.0,
             )
         except Exception:  # ONNX Runtime's and torch's exceptions have no common base class
             continue
     return Findings()
 
 
-def check_boxes(run: Runner, spec: ModelSpec) -> None:
+def check_boxes(findings: Findings) -> None:
     """Raise BuildError if the boxes that a detector finds in random images are not in pixels.
-    YOLOX's, for example, are offsets in the cells of a grid. Accept a file that does not run."""
-    try:
-        first = next(iter(run(example_feed(spec, ROWS, SIDE)).values()))
-    except Exception:  # as in run_random_rows
-        return
-    largest = float(np.abs(first).max())
-    if max(first.shape[-2:]) > FEW_BOXES and 0 < largest < LEAST_PIXELS:
+    YOLOX's, for example, are offsets in the cells of a grid. Accept a file that did not run."""
+    if 0 < findings.largest < LEAST_PIXELS:
         raise BuildError(
-            f"the boxes are not in pixels (at most {largest:.1f}), as YOLOX's and normalized ones "
-            "are: build the file without --client, and decode them in a client of your own "
-            "(docs/clients.md)"
+            f"the boxes are not in pixels (at most {findings.largest:.1f}), as YOLOX's and "
+            "normalized ones are: build the file without --client, and decode them in a client of "
+            "your own (docs/clients.md)"
         )
 
 

@@ -30,10 +30,10 @@ def write_model(family: Family, weights: Weights, request: Request, folder: Path
     spec = ModelSpec(max_batch_size=MAX_BATCH_SIZE)
     spec = with_tensors_of(request, graph, opened, spec)
     findings = Findings()
-    if opened and (spec.max_batch_size or family.classifies):
-        findings = run_random_rows(opened, spec)
-    if opened and family.boxes_in_pixels:
-        check_boxes(opened, spec)
+    if opened and (spec.max_batch_size or family.classifies or family.boxes_in_pixels):
+        findings = run_random_rows(family, opened, spec)
+    if family.boxes_in_pixels:
+        check_boxes(findings)
     if findings.mixes_rows:
         if request.max_batch_size > 0:
             raise UsageError(

@@ -31,10 +31,9 @@ def write_model(family: Family, weights: Weights, request: Request, folder: Path
     outputs = _run(request, module, inputs, batching=batch > 0)
     shutil.copyfile(path, folder / "1" / "model.pt")
     spec = ModelSpec(inputs=inputs, outputs=outputs, max_batch_size=batch, platform=TORCHSCRIPT)
-    run = partial(_outputs, module)
+    findings = run_random_rows(family, partial(_outputs, module), spec)
     if family.boxes_in_pixels:
-        check_boxes(run, spec)
-    findings = run_random_rows(run, spec)
+        check_boxes(findings)
     if batch and findings.mixes_rows:
         raise BuildError(
             f"{path}: rows have other answers together than alone, so the first dimension is not "

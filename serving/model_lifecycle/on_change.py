@@ -334,7 +334,7 @@ def _check(settings: Settings, models: Iterable[ModelFolder]) -> None:
         survey = run_preparation.survey(checked)
         reasons = survey.unreadable or run_preparation.mistakes(checked, names)
     except LayoutError as err:
-        # an entry with several lines is no mistake, but an example of a repository
+        # an entry with several lines is not a mistake but an example of a repository
         reasons = [line for line in err.mistakes if "\n" not in line]
     if reasons:
         raise Rejected(*reasons)
