@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import pytest
 import requests
@@ -23,7 +23,7 @@ import requests
 from serving.host.machine import Machine
 from serving.pid1.nginx import FEWEST_REQUESTS, nginx
 from serving.settings.table import BODIES, Settings
-from tests.support.harness import PATIENCE, free_port, wait_until
+from tests.support.harness import PATIENCE, Asked, free_port, wait_until
 from tests.support.started import ends_with, kill
 
 pytestmark = pytest.mark.unit
@@ -77,7 +77,7 @@ class Upstreams(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
     request_queue_size = 64
 
 
-class Edge:
+class Edge(Asked):
     """A running nginx; its access log is `log`. `changes` are made to its configuration."""
 
     def __init__(
@@ -106,15 +106,6 @@ class Edge:
         except OSError:
             return False
         return True
-
-    def get(self, path: str, **request: Any) -> requests.Response:
-        return self.ask("GET", path, **request)
-
-    def post(self, path: str = "/invocations", **request: Any) -> requests.Response:
-        return self.ask("POST", path, **request)
-
-    def ask(self, method: str, path: str, **request: Any) -> requests.Response:
-        return requests.request(method, self.url + path, timeout=PATIENCE, **request)
 
     def lines(self, until: str) -> list[dict[str, object]]:
         """Return the access log once it has the request `until`, because nginx logs after it has

@@ -128,7 +128,22 @@ def wait_until(
     return value
 
 
-class Server:
+class Asked:
+    """Sends requests to `url`."""
+
+    url: str
+
+    def get(self, path: str, **request: Any) -> requests.Response:
+        return self.ask("GET", path, **request)
+
+    def post(self, path: str = "/invocations", **request: Any) -> requests.Response:
+        return self.ask("POST", path, **request)
+
+    def ask(self, method: str, path: str, **request: Any) -> requests.Response:
+        return requests.request(method, self.url + path, timeout=PATIENCE, **request)
+
+
+class Server(Asked):
     """Run one `serve` with its processes. `log` is the file of its output. `prefix` is a command
     that is run first and becomes `serve` (exec)."""
 
@@ -184,15 +199,6 @@ class Server:
             return 0
         finally:
             asked.close()
-
-    def get(self, path: str, **request: Any) -> requests.Response:
-        return self.ask("GET", path, **request)
-
-    def post(self, path: str = "/invocations", **request: Any) -> requests.Response:
-        return self.ask("POST", path, **request)
-
-    def ask(self, method: str, path: str, **request: Any) -> requests.Response:
-        return requests.request(method, self.url + path, timeout=PATIENCE, **request)
 
     def output(self) -> str:
         """Return the complete lines of its log."""
