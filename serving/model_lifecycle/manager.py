@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -283,6 +284,7 @@ class Manager:
         before it listens. Return the models that failed, and why. Raise TritonUnavailable or
         TritonTimeout."""
         index = self.index()
+        self._remove_strays()
         loaded: list[tuple[Entry, tuple[str, ...]]] = []
         failed: list[tuple[Entry, str]] = []
         parts_first = sorted(self._models.entries.values(), key=lambda entry: bool(entry.parts))
@@ -302,6 +304,18 @@ class Manager:
 
         self.write(change)
         return failed
+
+    def _remove_strays(self) -> None:
+        """Unload and remove staged models that are not in the table, which an interrupted load left
+        behind."""
+        for name in self.store.names() - self._expected_names():
+            with suppress(TritonTimeout), self.changing(name, 0.0):
+                if name not in self._expected_names():
+                    self.gateway.unload(name)
+                    self.store.remove(name)
+
+    def _expected_names(self) -> set[str]:
+        return set(chain.from_iterable(map(self.staged_names, self._models.entries.values())))
 
     def _loaded_versions(self, entry: Entry, states: Mapping[str, str]) -> tuple[str, ...]:
         """Return the versions of a model that a new tritonserver has loaded, or () while it is

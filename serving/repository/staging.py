@@ -112,6 +112,10 @@ class Store:
         with self.lock:
             shutil.rmtree(self.path(triton_name), ignore_errors=True)
 
+    def names(self) -> set[str]:
+        """Return the names of all staged models."""
+        return {path.name for path in self.root.iterdir()} if self.root.is_dir() else set()
+
 
 def _fill(unfinished: Path, folder: Path, config: Any, names: Mapping[str, str]) -> None:
     """Fill a staged folder with links to the model's files and with its configuration, in which

@@ -81,7 +81,7 @@ def test_end_a_load_soon_after_its_timeout(policy: OnPost) -> None:
     hold_a_load(policy)
     policy.step()
     assert policy.manager.get("m") is None
-    assert staged(policy) == set()
+    assert policy.manager.store.names() == set()
     assert {each.state for each in policy.manager.index()} <= {"UNAVAILABLE"}
 
 
@@ -129,11 +129,6 @@ def restarted(policy: OnPost, tmp_path: Path) -> set[str]:
         return ready(policy)
 
 
-def staged(policy: OnPost) -> set[str]:
-    """Return the models that the next tritonserver will load."""
-    return {path.name for path in policy.settings.staged_folder.iterdir()}
-
-
 def ready(policy: OnPost) -> set[str]:
     """Return the models that Triton has loaded."""
     return {each.name for each in policy.manager.index() if each.state == "READY"}
@@ -156,7 +151,7 @@ def test_start_the_next_tritonserver_without_a_load_that_hung(
     policy.step()
     entry = policy.manager.get("m")
     assert entry and entry.state == UNLOADING
-    assert staged(policy) == {"sound"}
+    assert policy.manager.store.names() == {"sound"}
     assert restarted(policy, tmp_path) == {"sound"}
     assert policy.manager.get("m") is None
 
@@ -174,5 +169,18 @@ def test_start_the_next_tritonserver_without_a_reload_that_hung(
     policy.manager.load_timeout = 10.0
     recovery.report(Report(["m"], "Stub process 'm_0_0' is not healthy.", time.monotonic()))
     recovery.step()
-    wait_until(lambda: staged(policy) == {"sound"}, "it is not staged any more")
+    wait_until(lambda: policy.manager.store.names() == {"sound"}, "it is not staged any more")
     assert restarted(policy, tmp_path) == {"sound"}
+
+
+def test_unload_and_remove_what_the_table_does_not_list(policy: OnPost, tmp_path: Path) -> None:
+    manager = policy.manager
+    make_model(tmp_path / "net")
+    manager.store.stage(tmp_path / "net", "stray")
+    manager.gateway.load("stray", 60)
+    url = policy.settings.model_repositories[0] / "id/model"
+    make_model(url / "net")
+    policy.load("m", str(url), "m")
+    manager.take_up()
+    assert manager.store.names() == {"m"}
+    assert ready(policy) == {"m"}
