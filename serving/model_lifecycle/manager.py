@@ -283,16 +283,17 @@ class Manager:
         """Record which models are ready after tritonserver has started. It loads all staged models
         before it listens. Return the models that failed, and why. Raise TritonUnavailable or
         TritonTimeout."""
-        index = self.index()
+        states: dict[str, dict[str, str]] = {}
+        for version in self.index():
+            states.setdefault(version.name, {})[version.version] = version.state
         self._remove_strays()
         loaded: list[tuple[Entry, tuple[str, ...]]] = []
         failed: list[tuple[Entry, str]] = []
         parts_first = sorted(self._models.entries.values(), key=lambda entry: bool(entry.parts))
         for entry in parts_first:
             if entry.state == LOADING:
-                states = {v.version: v.state for v in index if v.name == entry.triton_name}
                 try:
-                    if versions := self._loaded_versions(entry, states):
+                    if versions := self._loaded_versions(entry, states.get(entry.triton_name, {})):
                         loaded.append((entry, versions))
                 except LoadFailed as err:
                     failed.append((entry, self.in_words(entry, str(err))))
