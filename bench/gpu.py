@@ -81,10 +81,12 @@ class Greedy(nn.Module):  # type: ignore[misc]  # torch is untyped to mypy
 
 @dataclass(frozen=True)
 class Case:
-    """A model with an example of its input. `tensors` describes it in config.pbtxt."""
+    """A model with an example of its only input, called `input`. `tensors` describes it in
+    config.pbtxt."""
 
     name: str
     module: Any
+    input: str
     example: Tensor
     tensors: str
     parameters: str = ""
@@ -92,9 +94,8 @@ class Case:
 
     def infer(self, server: Server, values: Tensor) -> requests.Response:
         kind = "UINT8" if values.dtype == torch.uint8 else "INT64"
-        (name,) = [each for each in ("pixels", "input_ids", "gibibytes") if each in self.tensors]
         data = values.flatten().tolist()
-        given = {"name": name, "shape": list(values.shape), "datatype": kind, "data": data}
+        given = {"name": self.input, "shape": list(values.shape), "datatype": kind, "data": data}
         return server.post(f"/models/{self.name}/invoke", json={"inputs": [given]})
 
 
@@ -114,10 +115,11 @@ def cases(small: bool) -> list[Case]:
     same = 'output { name: "same" data_type: TYPE_INT64 dims: [1] }'
     pixels = torch.randint(256, (2, 3, 224, 224), dtype=torch.uint8)
     tokens = torch.randint(bert.vocab_size, (2, 128))
+    nothing = torch.zeros(1, 1, dtype=torch.int64)
     return [
-        Case("resnet50", Classifier(resnet), pixels, f"{image}\n{logits}", CLIENT),
-        Case("bert_base", Encoder(bert), tokens, f"{ids}\n{pooled}"),
-        Case("greedy", Greedy(), torch.zeros(1, 1, dtype=torch.int64), f"{size}\n{same}", batch=1),
+        Case("resnet50", Classifier(resnet), "pixels", pixels, f"{image}\n{logits}", CLIENT),
+        Case("bert_base", Encoder(bert), "input_ids", tokens, f"{ids}\n{pooled}"),
+        Case("greedy", Greedy(), "gibibytes", nothing, f"{size}\n{same}", batch=1),
     ]
 
 
@@ -236,9 +238,9 @@ def check(is_right: bool, text: str) -> None:
 def measure(kind: str, small: bool, seconds: float, folder: Path) -> None:
     resnet, bert, greedy = cases(small)
     with serving(folder) as server:
+        memory = Memory(kind, server)
         for case in (resnet, bert):
             archive = write(case, folder, kind)
-            memory = Memory(kind, server)
             before = memory.used()
             print(f"{case.name}: loaded in {load(case, archive, server):.1f} s")
             answered = answer(case, server)
