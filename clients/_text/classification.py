@@ -175,7 +175,7 @@ class ZeroShotClassification(Task):
     def _labels(self, index: int, instance: Any, parameters: Values) -> Sequence[str]:
         labels: Sequence[str] = parameters["candidate_labels"]
         if not isinstance(instance, str):
-            labels = instance["candidate_labels"]
+            labels = instance["candidate_labels"] or labels
         if not labels:
             raise DecodingError(
                 "it has no labels to choose from: name them in 'candidate_labels'", instance=index

@@ -253,6 +253,8 @@ def test_take_the_labels_from_the_instance(served_with: Serve) -> None:
         {"cat", "dog", "fox"},
     ]
     assert ours[0] == served.predict([TEXTS[0]], candidate_labels=["moon", "sun"])[0]
+    without = {"text": TEXTS[0], "candidate_labels": []}
+    assert served.predict([without], candidate_labels=["cat", "dog", "fox"])[0] == ours[1]
 
 
 def test_do_not_copy_a_long_prompt_for_each_text(served_with: Serve) -> None:
