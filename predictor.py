@@ -135,7 +135,9 @@ def _answer(source: Incoming, read: Callable[[Incoming], Body], route: Target) -
     request = read_request(source, body, route)
     target = request.target
     tasks = body.tasks if isinstance(body, ApiBody) else ()
-    with app.registry.use(source.slot.keep, target.name, target.version, tasks) as served:
+    with app.registry.use(
+        source.slot.keep, source.timings, target.name, target.version, tasks
+    ) as served:
         source.model = served.name
         job = body.bind(served, request)
         if job.request.stream:  # the body may have asked for a stream, too

@@ -12,7 +12,7 @@ from serving.errors import InvalidRequest
 NAME_KEYS = ("model_name", "modelname")
 VERSION_KEY = "model_version"
 RESERVED = {*NAME_KEYS, VERSION_KEY}
-STAGES = ("decode", "preprocess", "triton", "postprocess")
+STAGES = ("load", "decode", "preprocess", "triton", "postprocess")
 PATH = "the path"  # the source of a Target that overrides names elsewhere in the request
 
 

@@ -95,7 +95,6 @@ class Slot:
         self._counted = 0  # how many of these bytes the workers' shared counter includes
         self._column = -1  # the column of the model's counter; -1 if the request holds no model
         self._kept = 0  # the bytes counted for the model: those of the body
-        self.has_waited = False  # whether the request has waited for its model to be loaded
 
     def take(self, size: int, step: str) -> None:
         """Add `size` bytes, which a step is about to take, to the account. Raise PayloadTooLarge if
@@ -166,7 +165,6 @@ class Slot:
 
     def _check_waiting(self, model: str) -> None:
         """Raise ModelNotReady if no more requests may wait for their models."""
-        self.has_waited = True
         requests = self._admission.leases.requests(WAITING)
         most = max(1, self._admission.limit // WAITING_PART)
         if requests >= most:

@@ -69,7 +69,7 @@ class Metrics:
         self._seconds(model).observe(seconds)
         for stage, spent in source.timings.items():
             self._stages(model, stage).observe(spent)
-        if source.slot and source.slot.has_waited:
+        if "load" in source.timings:
             self._misses.inc()
         self._received.observe(source.content_length or 0)
         if (length := response.content_length) is not None:

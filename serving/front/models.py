@@ -40,6 +40,7 @@ from serving.model_status.served_model import ServedModel
 from serving.model_status.states import READY
 from serving.model_status.table import Entry, Rejection
 from serving.named_value import whole_number
+from serving.request import Timings
 from serving.settings.table import ON_DEMAND
 
 PAGE = 100
@@ -99,7 +100,7 @@ def answer_example(name: str) -> Response:
     app = services()
     reason = ""
     try:
-        with app.admission.enter(0) as slot, app.registry.use(slot.keep, name) as served:
+        with app.admission.enter(0) as slot, app.registry.use(slot.keep, Timings(), name) as served:
             try_example(app.gateway, app.decoder, served)
     except ModelFailed as err:
         reason = err.reason

@@ -25,6 +25,7 @@ from serving.model_status.shared_files import WAITING, Table
 from serving.model_status.table import Entry, Models
 from serving.named_value import quoted
 from serving.repository.source import plain_name
+from serving.request import Timings
 from serving.triton.connection import BackendDied, IndexEntry
 from serving.triton.gateway import TritonGateway
 
@@ -57,18 +58,23 @@ class Registry:
 
     @contextmanager
     def use(
-        self, keep: Keep, name: str | None, version: str | None = None, tasks: Sequence[str] = ()
+        self,
+        keep: Keep,
+        timings: Timings,
+        name: str | None,
+        version: str | None = None,
+        tasks: Sequence[str] = (),
     ) -> Iterator[ServedModel]:
         """Yield the model called `name`. Without a name, yield the only model with one of the
         `tasks`, or else the default model, or else the only model. `keep` keeps the model loaded.
-        In on-demand mode, wait until the model is loaded. Raise ModelNotFound, VersionNotFound,
-        ModelNotLoaded, ModelNotReady, ModelFailed, ModelRestarting, ModelRefused, Overloaded or
-        InvalidRequest. If the `with` block raises ModelNotReady and the table of models has a more
-        specific error, raise that instead."""
+        In on-demand mode, wait until the model is loaded; this is the stage "load" of `timings`.
+        Raise ModelNotFound, VersionNotFound, ModelNotLoaded, ModelNotReady, ModelFailed,
+        ModelRestarting, ModelRefused, Overloaded or InvalidRequest. If the `with` block raises
+        ModelNotReady and the table of models has a more specific error, raise that instead."""
         name = name or self._only_of(tasks) or self.default or self._only_name()
         if self._want:
             name = plain_name(name)
-            entry = self._kept_or_loaded(keep, name, version, self._want)
+            entry = self._kept_or_loaded(keep, timings, name, version, self._want)
         else:
             entry = self._kept(keep, name, version)
         try:
@@ -97,7 +103,12 @@ class Registry:
         return entry
 
     def _kept_or_loaded(
-        self, keep: Keep, name: str, version: str | None, want: Callable[[str], None]
+        self,
+        keep: Keep,
+        timings: Timings,
+        name: str,
+        version: str | None,
+        want: Callable[[str], None],
     ) -> Entry:
         """Return the model's entry after `keep` has taken a lease of it. If it is not loaded, have
         it loaded and wait. Raise ModelNotReady if that takes longer than the request may."""
@@ -105,7 +116,8 @@ class Registry:
             with suppress(ModelNotLoaded):
                 return self._kept(keep, name, version)
             keep(name, WAITING)
-            self._wait(name, want)
+            with timings.stage("load"):
+                self._wait(name, want)
 
     def _wait(self, name: str, want: Callable[[str], None]) -> None:
         """Wait until the model is loaded. `want` is called again and again, because a new manager

@@ -30,7 +30,8 @@ from tests.support.harness import (
 
 pytestmark = pytest.mark.stack
 
-NO_STAGES = dict.fromkeys(["decode_ms", "preprocess_ms", "triton_ms", "postprocess_ms"])
+STAGES = ("decode_ms", "preprocess_ms", "triton_ms", "postprocess_ms")
+NO_STAGES = dict.fromkeys(["load_ms", *STAGES])
 TENSORS = {"inputs": [tensor([7])]}
 MARK = "payload-4711-mark"
 DYING_AGENT = "#!/bin/sh\necho 'no credentials'\nexit 3\n"
@@ -110,7 +111,8 @@ def test_log_everything_about_a_request_in_one_line(server: Server) -> None:
     reply, request_id = send(server, json={"instances": [0.2], "model_name": "sleeper"})
     [line] = lines_of(server, request_id)
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[+-]\d\d:\d\d", line.pop("time"))
-    stages = {name: line.pop(name) for name in NO_STAGES}
+    assert line.pop("load_ms") is None
+    stages = {name: line.pop(name) for name in STAGES}
     seconds, upstream = line.pop("seconds"), float(line.pop("upstream_seconds"))
     assert stages["triton_ms"] >= 200
     assert min(stages.values()) >= 0
@@ -141,6 +143,7 @@ def test_log_triton_s_stage_and_the_version_for_forwarded_tensors(server: Server
         assert (line["model"], line["version"], line["status"]) == ("scale", version, 200)
         assert line["triton_ms"] > 0
         assert [name for name in NO_STAGES if line[name] is None] == [
+            "load_ms",
             "decode_ms",
             "preprocess_ms",
             "postprocess_ms",

@@ -97,8 +97,12 @@ def repository(server: Server) -> Path:
 
 
 def test_load_a_model_by_its_first_call_under_both_of_its_names(server: Server) -> None:
-    assert answer(call(server, "m1.tar.gz")) == [2.0]
-    assert answer(call(server, "m1")) == [2.0]
+    first = call(server, "m1.tar.gz")
+    assert answer(first) == [2.0]
+    assert first.headers["Server-Timing"].startswith("load;dur=")
+    second = call(server, "m1")
+    assert answer(second) == [2.0]
+    assert "load" not in second.headers["Server-Timing"]
     assert call(server, "m1").json()["model_name"] == "m1"
     assert answer(call(server, "", path="/models/m1/invoke")) == [2.0]
     assert answer(call(server, "", path="/v2/models/m1/infer")) == [2.0]
