@@ -1,4 +1,4 @@
-"""The Flask app, and `infer`, which turns the bytes of a request into its reply.
+"""Creates the Flask app, and answers inference requests.
 
 bytes --read--> body --body.bind(served, request)--> Job --Job.answer--> Reply --> Response
 Registry.use finds the ServedModel that the request names, and keeps it loaded until the request
@@ -33,8 +33,8 @@ from serving.settings.table import ON_POST, Settings
 
 
 def create_app(settings: Settings, shared_memory: str = "") -> Flask:
-    """Return the WSGI application. It opens no connection before its first request. The names of
-    its files in /dev/shm begin with `shared_memory`."""
+    """Return the WSGI application. The app opens no connection before its first request. The names
+    of its files in /dev/shm begin with `shared_memory`."""
     app = Flask(__name__, static_folder=None)
     app.request_class = Incoming
     app.config["MAX_CONTENT_LENGTH"] = settings.max_body_bytes
@@ -74,7 +74,7 @@ def ping() -> Response:
 
 
 def metrics() -> Response:
-    """Return the metrics in Prometheus' text format: ours, then Triton's."""
+    """Return this project's metrics, followed by Triton's, in Prometheus' text format."""
     return Response(services().scrape(), content_type=CONTENT_TYPE_PLAIN_0_0_4)
 
 
@@ -93,8 +93,8 @@ def invoke(name: str) -> Response:
 
 
 def infer(read: Callable[[Incoming], Body], route: Target) -> Response:
-    """Answer a request for the model that the `route` and the rest of the request agree on. `read`
-    parses the body."""
+    """Answer an inference request. `read` parses the body. `route` is the model that the route
+    names; if other parts of the request name a model too, they must name the same one."""
     source = incoming()
     app = services()
     started = perf_counter()
@@ -106,8 +106,8 @@ def infer(read: Callable[[Incoming], Body], route: Target) -> Response:
 
     def finish() -> None:
         """Leave the slot, and count the request. Remove the thread's account and time limits,
-        because its next request may not set any (a request for an example does not). A streamed
-        reply calls this after its last piece."""
+        because the thread's next request may not set its own (for example, one to /examples). For
+        a streamed reply, this is called after the last piece."""
         open_account(None)
         allow_any_time()
         if source.slot:
@@ -140,7 +140,7 @@ def _answer(source: Incoming, read: Callable[[Incoming], Body], route: Target) -
     ) as served:
         source.model = served.name
         job = body.bind(served, request)
-        if job.request.stream:  # the body may have asked for a stream, too
+        if job.request.stream:  # the headers or the body asked for a stream
             # a stream has a later deadline than the one set above
             allow_time(job.request.deadline, seconds, sent)
             return stream_reply(source, job)

@@ -1,4 +1,4 @@
-"""The app that gunicorn loads."""
+"""Creates the app that gunicorn loads."""
 
 import os
 
@@ -6,6 +6,6 @@ from predictor import create_app
 from serving.settings.table import SECRETS, Settings
 
 settings = Settings.from_env(os.environ)
-for name in SECRETS:  # neither a model's client.py nor the programs that it starts need them
+for name in SECRETS:  # hide the secrets from models' clients and from programs that they start
     os.environ.pop(name, None)
 app = create_app(settings, settings.shared_memory_file.read_text(encoding="utf-8"))

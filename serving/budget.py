@@ -1,8 +1,8 @@
-"""The limits on what one request may use, checked before the work is done, and the request's
-Deadline.
+"""Limits how much data, memory and time one request may use. Each limit is checked before the work
+that it limits.
 
-Limits without a setting are far above what callers send. docs/security.md has a table of all
-limits.
+Limits that no setting changes are far above what callers usually send. docs/security.md has a table
+of all limits.
 """
 
 import math
@@ -33,45 +33,45 @@ from serving.request_memory import (
 
 Item = TypeVar("Item")
 
-# lists, objects and strings in a JSON text: each takes 60 to 120 bytes as a Python object
+# lists, objects and strings in a JSON text. Each takes 60 to 120 bytes as a Python object.
 MOST_JSON_PARTS = 2_000_000
-# instances in a body other than JSON lines: no model answers that many within a minute
+# instances in a body other than JSON lines. No model answers that many within a minute.
 MOST_INSTANCES = 100_000
-# strings in a tensor: each takes at least 4 bytes in the body and about 60 as a Python object
+# strings in a tensor. Each takes at least 4 bytes in the body and about 60 as a Python object.
 MOST_STRINGS = 1_000_000
-MOST_CELLS = 100_000  # cells in a row of CSV: each becomes a Python string of about 50 bytes
-# keys, inputs, outputs or parameters in a tensor request: models have at most a few hundred
+MOST_CELLS = 100_000  # cells in a row of CSV; each becomes a Python string of about 50 bytes
+# keys, inputs, outputs or parameters in a tensor request. Models have at most a few hundred.
 MOST_NAMED = 2_048
-# detections in an image: end-to-end networks return 300, and COCO's metric counts 100
+# detections in an image. End-to-end networks return 300, and COCO's metric counts 100.
 MOST_DETECTIONS = 1_000
-MOST_DIMENSIONS = 32  # dimensions of a tensor: NumPy 1 and Triton's Python backend support no more
-# rows that a client makes from one instance: BERT-base needs a minute for that many
+MOST_DIMENSIONS = 32  # dimensions of a tensor; NumPy 1 and Triton's Python backend support no more
+# rows that a client makes from one instance. BERT-base needs a minute for that many.
 MOST_ROWS = 1_000
 # Characters that a client makes from one instance: the documents of a query, the query repeated for
-# each document, or the template repeated for each label. The slowest text, hash signs, is tokenized
-# at 200,000 characters a second.
+# each document, or the template repeated for each label. The slowest text to tokenize consists of
+# hash signs, at 200,000 characters a second.
 MOST_MADE = 2**22
-MOST_MEMBERS = 10_000  # members of a gzip file: bgzip, which writes the most, makes 400 for 25 MB
-MOST_PARTS = 1_000  # files and fields in a form: werkzeug's default
+MOST_MEMBERS = 10_000  # members of a gzip file; bgzip, which writes the most, makes 400 for 25 MB
+MOST_PARTS = 1_000  # files and fields in a form; werkzeug has the same default
 MOST_FIELD = 2**22  # bytes of one form field, which is decoded to text; a file may be larger
-# bytes of headers in one part of a form: as many as nginx allows for two headers
+# bytes of headers in one part of a form, as many as nginx allows for two headers
 MOST_HEADERS = 16 * 1024
-# The maximum JSON of a reply, as a multiple of the maximum body. It is more than 1, because short
-# texts become embeddings that are 100 times as long.
+# The maximum size of a JSON reply, as a multiple of the maximum body size. It is more than 1,
+# because a short text becomes an embedding that is 100 times as long.
 OUTPUT_FACTOR = 10
-LOOK_EACH = 1_000  # items between checks of the deadline
-AT_ONCE = 2**15  # numbers that one call reads or writes, in about a millisecond
-# A request may use 1 / PROCESSOR_PART of the time limit for Triton (6.75 s by default) as processor
-# time in the front, plus one second for each PROCESSOR_BYTES of its body as sent. 200,000 short
-# JSON lines (5 MB) take 8 s.
+LOOK_EACH = 1_000  # items between two checks of the deadline
+AT_ONCE = 2**15  # numbers that are converted in one call, which takes about a millisecond
+# In the Flask app, a request may use 1 / PROCESSOR_PART of the time limit for Triton as processor
+# time (6.75 s by default), plus one second for each PROCESSOR_BYTES of its body as sent. 200,000
+# short JSON lines (5 MB) take 8 s.
 PROCESSOR_PART = 8
 PROCESSOR_BYTES = 1_000_000
 
 
 @dataclass(frozen=True)
 class Budget:
-    """The limit that SERVE_MAX_BODY_MB sets: the size of a body in bytes, both as sent and
-    unpacked."""
+    """The limit that SERVE_MAX_BODY_MB sets: how many bytes a body may have, both as sent and
+    decompressed."""
 
     body_bytes: int = 25 * 2**20
 
@@ -100,8 +100,8 @@ def check_count(count: int, most: int, unit: str, remedy: str = "send fewer at a
 
 
 def read_json(data: bytes) -> Any:
-    """Parse a JSON text. Raise ValueError if it is invalid. Raise PayloadTooLarge or Overloaded
-    before parsing it."""
+    """Parse a JSON text. Raise ValueError if it is invalid. Raise PayloadTooLarge or Overloaded,
+    without parsing it, if it would take too much memory."""
     try:
         with json_turn(data):
             return msgspec.json.decode(data)
@@ -110,9 +110,9 @@ def read_json(data: bytes) -> Any:
 
 
 def admit_json(data: bytes, takes: Callable[[Parts], int] = json_objects) -> Reservation:
-    """Reserve, until the request ends, the memory that a JSON text takes once it is parsed. Raise
-    PayloadTooLarge if it has too many parts or exceeds one request's share, and Overloaded if other
-    requests hold the memory."""
+    """Reserve, until the request ends, the memory that a JSON text takes once it is parsed, which
+    `takes` estimates. Raise PayloadTooLarge if the text has too many parts or needs more memory
+    than one request may use, and Overloaded if other requests hold the memory."""
     if len(data) <= SMALL_JSON:
         return reserve(SHORT * len(data), "the JSON of the body")
     parts = json_parts(data)
@@ -125,16 +125,16 @@ def admit_json(data: bytes, takes: Callable[[Parts], int] = json_objects) -> Res
     return reserve(takes(parts), "the JSON of the body")
 
 
-LONG_JSON = 2**18  # bytes of a text whose parsing takes a millisecond or more
-# Held while a thread parses a text that long, parses a line, or writes many numbers, so that only
-# one thread of a worker does so at a time. Such a thread holds the GIL. If several did so at once,
-# all other threads would wait for all of them: 0.1 s for twenty requests with long lines.
+LONG_JSON = 2**18  # bytes; parsing a longer text takes more than a millisecond
+# Lets only one thread of a worker at a time parse a long text, parse a line, or write many numbers.
+# Each of these holds the GIL. If many threads did them at once, the worker's other threads would
+# have to wait for all of them: 0.1 s for twenty requests with long lines.
 TURN = threading.RLock()
 
 
 def turn(length: int) -> AbstractContextManager[Any]:
     """Return the lock to hold while parsing `length` bytes of text, or writing `length` numbers.
-    For a small `length`, return one that never blocks."""
+    For a small `length`, return a context that does nothing."""
     return TURN if length > LONG_JSON else nullcontext()
 
 
@@ -173,9 +173,9 @@ NEVER = Deadline()
 class Allowance:
     """The time limits of a request: its deadline, and a limit on its processor time.
 
-    `processor` is when the processor time is used up, on the time.thread_time() clock of the
-    request's own `thread`. Reading that clock is a system call, so it is not read before `earliest`
-    (time.monotonic()): processor time cannot pass faster than real time.
+    The processor time is used up when time.thread_time(), in the request's own `thread`, reaches
+    `processor`. Reading that clock is a system call, so it is not read before `earliest`
+    (time.monotonic()): a thread cannot use processor time faster than real time passes.
     """
 
     deadline: Deadline = NEVER
@@ -197,20 +197,20 @@ class Allowance:
 
 
 UNLIMITED = Allowance()
-# the time limits of the request that this thread works for; copied into the threads that decode its
-# images
+# The time limits of the request that this thread works for. The threads that decode the request's
+# images get a copy.
 _ALLOWANCE: ContextVar[Allowance] = ContextVar("allowance", default=UNLIMITED)
 
 
 def allow_time(deadline: Deadline, seconds: float = math.inf, sent: int = 0) -> None:
-    """Set the limits of this thread's request: its deadline, and its processor time, which is a
-    share of `seconds` plus an amount for the bytes that were `sent`."""
+    """Set the time limits of this thread's request: its deadline, and its processor time, which is
+    a fixed part of `seconds` plus an amount for each of the `sent` bytes."""
     share = seconds / PROCESSOR_PART + sent / PROCESSOR_BYTES
     _ALLOWANCE.set(Allowance(deadline, thread_time() + share, monotonic() + share, get_ident()))
 
 
 def allow_any_time() -> None:
-    """Remove the time limits of this thread, which no longer works for a request."""
+    """Remove the time limits of this thread, because it no longer works for a request."""
     _ALLOWANCE.set(UNLIMITED)
 
 
@@ -234,8 +234,8 @@ def count_time(seconds: float) -> None:
 
 
 def in_time(items: Iterable[Item], each: int = LOOK_EACH) -> Iterator[Item]:
-    """Yield the items. Check the request's time before every `each` items, and raise TooLate when
-    none is left."""
+    """Yield the items. Before every `each` items, check the time that the request has left, and
+    raise TooLate if there is none."""
     for number, item in enumerate(items):
         if number % each == 0:
             check_time()
@@ -243,8 +243,9 @@ def in_time(items: Iterable[Item], each: int = LOOK_EACH) -> Iterator[Item]:
 
 
 def portions(items: Iterable[Item]) -> Iterator[list[Item]]:
-    """Yield the items in lists of AT_ONCE, because a call that reads all of them would hold the GIL
-    for too long. Check the request's time before each list, and raise TooLate when none is left."""
+    """Yield the items in lists of at most AT_ONCE, because a call that reads all of them would hold
+    the GIL for too long. Before each list, check the time that the request has left, and raise
+    TooLate if there is none."""
     rest = iter(items)
     while portion := list(islice(rest, AT_ONCE)):
         check_time()

@@ -24,19 +24,19 @@ from clients.base import Model, ModelClient
 from serving.errors import ConfigError
 from serving.repository.layout import CLIENT, CLIENTS, own_client
 
-# the package of a client from a model repository has this name, followed by a number
+# Clients in a model repository are imported as packages with this name and a number.
 OWN_PACKAGE = "_model_clients_"
 _numbers = count()
 
 
 def make_client(model: Model) -> ModelClient | None:
-    """Create the model's client. Return None if the model has none. Raise ConfigError, or whatever
-    the client's code raises."""
+    """Create the model's client. Return None if the model has no client. Raise ConfigError if its
+    client does not exist or is invalid, and whatever the client's code raises."""
     named = model.parameters.get("client", "")
     if file := own_client(model.path, named):
         return _imported(file)(model)
     ours = (*client_names(), *clients.FACES)
-    # Triton's name for a model from an archive differs from the name of the model's folder
+    # a model from an archive has a name in Triton that differs from its folder's name
     names = [module_name(named)] if named else [model.name, model.path.name]
     for name in names:
         if name in ours:
@@ -52,13 +52,14 @@ def make_client(model: Model) -> ModelClient | None:
 
 
 def _imported(file: Path) -> type[ModelClient]:
-    """Import the client in a file of a model repository. Give it a package of its own, so that it
-    can import the files beside it. Raise ConfigError."""
+    """Import a client file from a model repository, and return its class `Client`. The file is
+    imported as part of a new package, so that it can import the files next to it. Raise ConfigError
+    if it does not define the class."""
     folder = str(file.parent)
     spec = ModuleSpec(f"{OWN_PACKAGE}{next(_numbers)}", None, is_package=True)
     spec.submodule_search_locations = [folder]
     sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-    # a new finder, because the folder may contain other files than before
+    # use a new finder, because the old one may have cached a list of files that has changed
     sys.path_importer_cache[folder] = FileFinder(folder, (_Source, [".py"]))
     module = importlib.import_module(f"{spec.name}.{file.stem}")
     client = getattr(module, "Client", None)
@@ -77,8 +78,8 @@ def forget(client: ModelClient) -> None:
 
 
 def source_of(client: ModelClient) -> str:
-    """Return the name of one of this project's clients. For a client from a model repository return
-    its file: client.py or clients/NAME.py."""
+    """Return where the client comes from: its name if it is one of this project's clients, or its
+    file in the model repository (client.py or clients/NAME.py)."""
     package, _, name = type(client).__module__.partition(".")
     if not package.startswith(OWN_PACKAGE):
         return name
@@ -87,8 +88,8 @@ def source_of(client: ModelClient) -> str:
 
 
 def client_names() -> list[str]:
-    """Return the names of this project's clients, one for each task: the modules in clients/,
-    except base.py and the clients' other names."""
+    """Return the names of this project's clients, one for each task. These are the modules in
+    clients/, except base.py and the modules that only give a client a second name."""
     others = {"base", *clients.FACES}
     modules = (module.name for module in pkgutil.iter_modules(clients.__path__))
     return sorted(name for name in modules if name not in others and name[0] != "_")

@@ -1,5 +1,5 @@
-"""The errors that a caller can see, as one table. nginx.conf, /openapi.json and docs/errors.md must
-contain them."""
+"""Defines every error that a caller can see. nginx.conf, /openapi.json and docs/errors.md must
+agree with TABLE."""
 
 from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple
@@ -8,8 +8,8 @@ LONGEST = 2_000  # characters in a message
 
 
 class Row(NamedTuple):
-    """What an error code means. `retry_after` is in seconds; `also` lists statuses that only nginx
-    returns."""
+    """Describes an error code: its HTTP status, when it occurs, and what to do about it.
+    `retry_after` is in seconds. `also` lists further statuses that nginx returns with this code."""
 
     status: int
     when: str
@@ -141,8 +141,8 @@ TABLE = {
 
 
 class ServingError(Exception):
-    """An error that a caller sees: `args` are its facts, and `text` puts them into a sentence. The
-    row of its `code` in TABLE determines its status and Retry-After."""
+    """An error that a caller sees. Its message is `text` with `args` filled in. TABLE[code]
+    determines its HTTP status and its Retry-After header."""
 
     text: ClassVar[str] = "{}"
     code: ClassVar[str] = "internal_error"
@@ -159,11 +159,12 @@ class ServingError(Exception):
         return self.text.format(*self.args)
 
     def facts(self) -> dict[str, Any]:
-        """Return what another process of this container needs to raise the same error."""
+        """Return the arguments with which `rebuilt` recreates this error in another process."""
         return {"code": self.code, "facts": self.args}
 
     def fields(self) -> dict[str, str]:
-        """Return the code and the message, which is truncated because it may quote the caller."""
+        """Return the code and the message. A long message is truncated, because it may quote the
+        caller's input."""
         text = str(self)
         if len(text) > LONGEST:
             text = f"{text[:LONGEST]}…"
@@ -174,14 +175,14 @@ KINDS: dict[str, type[ServingError]] = {ServingError.code: ServingError}
 
 
 def rebuilt(code: str, facts: Sequence[Any]) -> ServingError:
-    """Recreate the error that another process of this container raised, from its code and
-    `facts`."""
+    """Recreate an error that another process of this container raised. `code` and `facts` are what
+    its method facts() returned."""
     return KINDS[code](*facts)
 
 
 class ConfigError(Exception):
-    """The operator's mistake in `source`, which is a file, folder or parameter. `problem` says what
-    is wrong, `remedy` what to do."""
+    """A mistake that the operator or a model's author made in `source`, which is a file, a folder
+    or a parameter. `problem` says what is wrong, and `remedy` how to fix it."""
 
     def __init__(self, source: object, problem: str, remedy: str = "") -> None:
         self.source = source
@@ -271,7 +272,7 @@ class DecodingError(ServingError, code="decoding_error"):
 
 
 class ModelNotLoaded(ServingError, code="model_not_loaded"):
-    """Makes the platform load the model and repeat the call."""
+    """Tells SageMaker, by its status 404, to load the model and repeat the call."""
 
     text = (
         "the model '{}' is not loaded; POST /models loads it, or with SERVE_MODELS=on-demand its "
@@ -280,7 +281,8 @@ class ModelNotLoaded(ServingError, code="model_not_loaded"):
 
 
 class ModelFailed(ServingError, code="model_failed"):
-    """Makes the container's startup fail (serving/pid1/system.py)."""
+    """Reports a model that cannot work until it is corrected. If /ping returns this error during
+    startup, `serve` gives up (serving/pid1/system.py)."""
 
     text = "model '{}' cannot be served until it is corrected: {}"
 
@@ -302,7 +304,8 @@ class ModelRefused(ServingError, code="model_refused"):
 
 
 class SessionNotFound(ServingError, code="session_not_found"):
-    """Has status 410, because in multi-model mode a 404 means that the model is not loaded."""
+    """Has the status 410, because SageMaker takes a 404 in multi-model mode to mean that the model
+    is not loaded."""
 
     text = (
         "there is no session '{}': it has ended, was idle for longer than "

@@ -1,4 +1,5 @@
-"""The names of SageMaker's headers, and the media types that the Accept header requests."""
+"""Defines the names of SageMaker's headers, and reads the media type that the Accept header
+prefers."""
 
 import re
 from functools import lru_cache
@@ -7,12 +8,12 @@ from werkzeug.datastructures import MIMEAccept
 from werkzeug.http import parse_accept_header
 
 JSON_TYPE = "application/json"
-# other types of replies in one piece
+# media types of other replies in one piece
 CSV = "text/csv"
 NPY_TYPE = "application/x-npy"
 PICTURES = ("image/jpeg", "image/png")
 LIBSVM = ("text/libsvm", "text/x-libsvm")
-# types of streamed replies
+# media types of streamed replies
 EVENT_STREAM = "text/event-stream"
 JSON_LINES = "application/jsonlines"
 
@@ -20,7 +21,7 @@ ATTRIBUTES = "X-Amzn-SageMaker-Custom-Attributes"
 TARGET_MODEL = "X-Amzn-SageMaker-Target-Model"
 SESSION_ID = "X-Amzn-SageMaker-Session-Id"
 CLOSED_SESSION_ID = "X-Amzn-SageMaker-Closed-Session-Id"
-TRUNCATED = "X-Truncated"  # how many texts of the request were cut
+TRUNCATED = "X-Truncated"  # its value is the number of texts that were truncated
 NEW_SESSION = "NEW_SESSION"  # the value of SESSION_ID that starts a session
 
 
@@ -28,7 +29,7 @@ NEW_SESSION = "NEW_SESSION"  # the value of SESSION_ID that starts a session
 def preferred(accept: str, *others: str) -> str:
     """Return the media type that the Accept header prefers among application/json and `others`.
     Return application/json if it has no preference."""
-    # ignore media types' parameters, because ours have none except charset
+    # remove all parameters except q, because the types that we offer have none except charset
     bare = re.sub(r";\s*(?!q\s*=)[^,;]*", "", accept)
     return parse_accept_header(bare, MIMEAccept).best_match([JSON_TYPE, *others], default=JSON_TYPE)
 

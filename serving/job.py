@@ -1,4 +1,4 @@
-"""The Job that each kind of body creates from a request, and the loop that runs every job.
+"""Defines Job, which each kind of body creates from a request, and Run, which executes a job.
 
 body.bind(served, request) -> Job
 Run.results: prepare -> Step --send--> Triton --wait--> replies --finish--> result, step by step
@@ -26,9 +26,9 @@ from serving.triton.tensors import InferReply, InferRequest, Parameters, Tensor
 
 @dataclass(frozen=True)
 class Step:
-    """One call to Triton. If `is_partial` is true, its reply is kept and finished together with the
-    next step's. `batch` is the job's data for the step, including its reserved memory, and is kept
-    until the step is finished."""
+    """One call to Triton within a job. If the step `is_partial`, its reply is kept, and the next
+    step is finished with both replies. `batch` is the job's own data for the step, including its
+    reserved memory. It is kept until the step is finished."""
 
     inputs: Sequence[Tensor]
     parameters: Parameters = field(default_factory=dict)
@@ -40,7 +40,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Reply:
-    """A reply in one piece: its content and media type, the model version that answered, and
+    """A reply in one piece. `version` is the version of the model that answered; `headers` are
     further headers."""
 
     content: bytes
@@ -70,21 +70,21 @@ class Job:
             self.session = Session.of(served.sequencing, request.session, sources)
 
     def prepare(self, before: Step | None = None) -> Step:
-        """Return the step that follows `before`, or the first step if that is None. Raise a
-        ServingError. After Overloaded or PayloadTooLarge it may be called again with the same
-        `before`."""
+        """Return the step that follows `before`, or the first step if `before` is None. Raise a
+        ServingError. If that is Overloaded or PayloadTooLarge, this method may be called again with
+        the same `before`."""
         raise NotImplementedError
 
     def finish(self, step: Step, replies: Sequence[InferReply]) -> Any:
-        """Return the step's result, which has a `version`. `replies` are the replies to the
-        preceding partial steps, followed by this step's own reply. Raise a ServingError."""
+        """Return the step's result, an object with a `version`. `replies` are the replies to the
+        preceding partial steps, followed by the reply to this step. Raise a ServingError."""
         return replies[-1]
 
     def release(self, step: Step) -> None:
-        """Free the job's data for a step that has been answered."""
+        """Free what the job holds for a step that has been answered."""
 
     def reply(self, results: Iterator[Any]) -> Reply:
-        """Return the reply in one piece, made from the results of all steps."""
+        """Combine the results of all steps into a reply in one piece."""
         raise NotImplementedError
 
     def line(self, result: Any) -> bytes:
@@ -92,8 +92,8 @@ class Job:
         raise NotImplementedError
 
     def answer(self, gateway: TritonGateway) -> Reply:
-        """Run the job and return its reply in one piece. Raise a ServingError. This run cannot be
-        cancelled: if the caller disconnects, it continues until it is done or its deadline
+        """Run the job and return its reply in one piece. Raise a ServingError. The run cannot be
+        cancelled: if the caller disconnects, it continues until it is done or the deadline
         passes."""
         with closing(Run(self, gateway).results()) as results:
             return self.reply(results)
@@ -101,10 +101,10 @@ class Job:
     def message(self, step: Step) -> InferRequest:
         """Return the request to send to Triton.
 
-        Raise InvalidRequest for tensors that the model does not have. Triton would cut their names
-        at a NUL character, and would list all of them in its error, which for 10,000 names is too
-        long for gRPC. Raise InvalidRequest also for a step without rows, because Triton never
-        answers one (quirks.py).
+        Raise InvalidRequest for tensors that the model does not have. Triton does not reject them
+        safely: it cuts names at a NUL character, and its error lists all of the names, which for
+        10,000 names is too long for gRPC. Also raise InvalidRequest for a step without rows,
+        because Triton never answers one (quirks.py).
         """
         served = self.served
         inputs = [tensor.name for tensor in step.inputs]
@@ -144,9 +144,9 @@ def _check_rows(inputs: Sequence[Tensor]) -> None:
 
 
 def _call_bytes(served: ServedModel, step: Step) -> int:
-    """Estimate how many bytes of memory a call takes: its inputs, and the outputs that the model's
-    configuration implies. Dynamic dimensions of outputs are assumed to be as large as those of the
-    smallest input."""
+    """Estimate how many bytes of memory a call takes for its inputs and its outputs. The sizes of
+    the outputs come from the model's configuration. Their dynamic dimensions are assumed to be as
+    large as those of the smallest input."""
     inputs = sum(len(tensor.data) for tensor in step.inputs)
     shapes = [tensor.shape for tensor in step.inputs]
     rows = 1
@@ -158,7 +158,8 @@ def _call_bytes(served: ServedModel, step: Step) -> int:
 
 
 class Run:
-    """One run of a job, which admits, prepares, sends, awaits and finishes each step.
+    """Executes a job step by step: prepares each step, sends it to Triton, waits for the replies,
+    and finishes it.
 
     While Triton works on a step of a pipelined job, the next step is prepared and sent.
     """
@@ -168,7 +169,7 @@ class Run:
         self._job = job
         self._gateway = gateway
         self._in_flight: list[Call | Responses] = []  # at most two calls
-        self._reserved = Reservation()  # for calls whose memory the job has not reserved itself
+        self._reserved = Reservation()  # memory for the call, if the job has not reserved it itself
 
     def results(self) -> Generator[Any, None, None]:
         """Yield the result of each step or, in a stream, of each response. Raise a ServingError."""
@@ -191,7 +192,7 @@ class Run:
                     parts.clear()
                 if step.is_last:
                     return
-                # release what this step holds, because the next one may have to wait for memory
+                # free this step's memory, because the next step may need it
                 step = replace(step, inputs=())
                 call = None
                 reply = None
@@ -215,17 +216,18 @@ class Run:
             call.cancel()
 
     def _begin(self, before: Step | None) -> tuple[Step, Call | Responses]:
-        """Prepare the step that follows `before`. Return it with its call. Streams and the calls of
-        jobs with several steps in flight have been sent; `_wait` sends any other."""
+        """Prepare the step that follows `before`, and return it with its call. The call has been
+        sent if it is a stream, or if the job may have several steps in flight. Any other call is
+        sent by `_wait`."""
         job = self._job
         request = job.request
         check_time()
         step = job.prepare(before)
         message = job.message(step)
-        if step.batch is None:  # the job's only step, so no other reservation is lost
+        if step.batch is None:  # such a job has only one step, so this replaces no reservation
             self._reserved = reserve(_call_bytes(job.served, step), "the call of the model")
         is_only = before is None and step.is_last
-        # it is cheaper to let _wait send a call, but then no other is in flight meanwhile
+        # It is cheaper to let _wait send the call, but then two calls cannot be in flight.
         sends_now = job.is_pipelined and not is_only
         with request.timings.stage("triton"):
             if job.is_decoupled:
@@ -235,7 +237,7 @@ class Run:
                 self._in_flight.append(call)
                 if sends_now:
                     call.send()
-        # if cancel() was called while this step was being prepared, it did not see this call
+        # cancel() may have been called before this call was added to _in_flight
         if self.is_cancelled:
             self.cancel()
         return step, self._in_flight[-1]

@@ -1,5 +1,5 @@
-"""NamedValue: a value with a name, a default, and bounds or choices, such as a setting or a
-client's parameter."""
+"""Defines NamedValue, which describes a setting or a client's parameter: its name, its default, and
+its bounds or choices."""
 
 import contextlib
 import math
@@ -9,22 +9,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-MOST_NAMES = 1_000  # names allowed in one value, e.g. the classes to keep; ImageNet has 1,000
+MOST_NAMES = 1_000  # items in one list, e.g. the classes to keep; ImageNet has 1,000 classes
 INT64 = range(-(2**63), 2**63)
 LONGEST_NUMBER = 19  # digits of 2**63
-ALIKE = 0.75  # difflib's ratio: a less similar name is not considered a typo
+ALIKE = 0.75  # the minimum difflib ratio at which a name is considered a typo of another
 
 
 def nearest(name: str, choices: Iterable[str]) -> str:
-    """Return the known name that was probably meant, or "" if none is similar."""
+    """Return the one of the `choices` that is most similar to `name`, or "" if none is similar."""
     import difflib  # imported here because it is slow to import and rarely needed
 
     return next(iter(difflib.get_close_matches(name, list(choices), n=1, cutoff=ALIKE)), "")
 
 
 def unknown(kind: str, name: str, choices: Iterable[str]) -> str:
-    """Return the error message for an unknown name, with the most similar name and all known
-    ones."""
+    """Return the error message for an unknown `name`. The message suggests the most similar one of
+    the `choices`, and lists all of them."""
     name = name[:100]
     names = sorted(choices)
     meant = f"did you mean '{near}'? " if (near := nearest(name, names)) else ""
@@ -43,7 +43,7 @@ def quoted(value: Any) -> str:
 
 
 def whole_number(text: str) -> int | None:
-    """Return the number that a text of at most LONGEST_NUMBER digits spells, else None."""
+    """Convert a text of 1 to LONGEST_NUMBER digits to a number. Return None for any other text."""
     is_number = text.isascii() and text.isdigit() and len(text) <= LONGEST_NUMBER
     return int(text) if is_number else None
 
@@ -56,12 +56,12 @@ class Names(tuple[str, ...]):
 
 @dataclass(frozen=True)
 class NamedValue:
-    """Describes a value. It is parsed by `parser`, or else by the parser for its default's type,
-    and then checked.
+    """Describes a value. The value is parsed by `parser` or, if that is None, by the parser for the
+    type of `default`. It is then checked against the bounds and choices.
 
     The types are bool, int, float, str, Path, tuple (numbers, written "0.5,0.5,0.5" or as a JSON
     list) and Names (strings, written "cat,dog" or as a JSON list, in which whole numbers count as
-    strings). `form` describes the text in error messages.
+    strings). `form` says in error messages what the value must look like.
     """
 
     name: str
@@ -74,7 +74,7 @@ class NamedValue:
     form: str = ""
 
     def parse(self, value: Any) -> Any:
-        """Return the parsed value. Raise a ValueError that says what is allowed."""
+        """Parse `value`. If it is invalid, raise a ValueError that says what is allowed."""
         with contextlib.suppress(TypeError, ValueError, KeyError, OverflowError):
             parsed = (self.parser or _TYPES[type(self.default)][0])(value)
             parts = parsed if isinstance(parsed, tuple) else (parsed,)
@@ -90,7 +90,7 @@ class NamedValue:
         return is_high_enough and is_low_enough and is_choice
 
     def expected(self) -> str:
-        """Describe in words what a value must be."""
+        """Return a description of the valid values, for error messages."""
         if self.choices:
             return f"one of {', '.join(self.choices)}"
         words = self.form or _TYPES[type(self.default)][1]
@@ -103,7 +103,7 @@ class NamedValue:
         return f"{words} from {self.minimum:.12g} to {self.maximum:.12g}"
 
     def schema(self) -> dict[str, Any]:
-        """Return the JSON Schema of a value."""
+        """Return the JSON Schema that valid values have."""
         bounds = {
             "minimum": self.minimum,
             "maximum": self.maximum,
@@ -136,7 +136,7 @@ def _parse_int(value: Any) -> int:
     if isinstance(value, bool) or (isinstance(value, float) and not value.is_integer()):
         raise ValueError(value)
     number = int(value)
-    if number not in INT64:  # no library accepts a larger one
+    if number not in INT64:  # the libraries that receive the number accept only 64 bits
         raise ValueError(value)
     return number
 
@@ -174,8 +174,8 @@ def _split(value: Any) -> list[Any]:
     return list(parts)
 
 
-# For each type of default: the parser, the type's name in messages, and its type in JSON Schema
-# (for a list, the type of an item).
+# Maps the type of a NamedValue's default to its parser, its name in error messages, and its type in
+# JSON Schema (for a list, the type of an item).
 _TYPES: dict[type, tuple[Callable[[Any], Any], str, str | list[str]]] = {
     bool: (_parse_bool, "true or false", "boolean"),
     int: (_parse_int, "a whole number", "integer"),

@@ -1,4 +1,4 @@
-"""The parsed request. The front creates it and passes it on whole."""
+"""Defines Request, the parsed form of a caller's request, and the objects that it consists of."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,13 +13,13 @@ NAME_KEYS = ("model_name", "modelname")
 VERSION_KEY = "model_version"
 RESERVED = {*NAME_KEYS, VERSION_KEY}
 STAGES = ("load", "decode", "preprocess", "triton", "postprocess")
-PATH = "the path"  # the source of a Target that overrides names elsewhere in the request
+PATH = "the path"  # the source of a Target that overrides all other names in the request
 
 
 @dataclass(frozen=True)
 class Target:
-    """The model and the version that one part of a request, the `source`, names. Each is None if it
-    is not named."""
+    """The model and the version that one part of a request names. `source` describes that part in
+    error messages."""
 
     source: str
     name: str | None = None
@@ -27,8 +27,8 @@ class Target:
 
     @classmethod
     def within(cls, source: str, values: Mapping[str, str]) -> "Target":
-        """Return the target that `values` names. Raise InvalidRequest if the values of NAME_KEYS
-        disagree."""
+        """Return the target that `values` names under NAME_KEYS and VERSION_KEY. Raise
+        InvalidRequest if two of the keys name different models."""
         targets = [cls(f"{source}, '{key}',", values.get(key) or None) for key in NAME_KEYS]
         return cls(source, _agreed("name", targets), values.get(VERSION_KEY) or None)
 
@@ -72,8 +72,8 @@ class Timings(dict[str, float]):
     """The seconds that a request has spent in each stage."""
 
     def stage(self, name: str) -> "Stage":
-        """Return a context that adds the time spent in its `with` block to the stage `name`, one of
-        STAGES."""
+        """Return a context manager that adds the time spent in its `with` block to the stage
+        `name`, which is one of STAGES."""
         return Stage(self, name)
 
     def header(self) -> str:
@@ -83,8 +83,8 @@ class Timings(dict[str, float]):
 
 
 class Stage:
-    """The context that Timings.stage returns. It is a class because a generator-based context would
-    be several times slower."""
+    """The context manager that Timings.stage returns. It is a class, because one made from a
+    generator would be several times slower."""
 
     __slots__ = ("_name", "_started", "_timings")
 

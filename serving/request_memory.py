@@ -1,12 +1,12 @@
-"""Accounts for the memory of requests: a table of the memory that each step takes, and the account
-in which the request's own thread reserves that memory before the step begins.
+"""Limits the memory that requests use. A request's thread reserves the memory for each step of its
+work before the step begins. The constants below say how much each step takes.
 
     with reserve(size, "the drawing"):   given back at the end of the block
         …
     reserve(form(data), "the form")      given back when the request leaves its slot
 
-The account is the request's slot (front/admission.py). The threads that decode for a request do not
-reserve anything.
+The memory is reserved in the request's account, which is its slot (front/admission.py). Other
+threads that decode parts of a request reserve nothing.
 """
 
 from collections.abc import Iterator
@@ -16,41 +16,41 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-PIECE = 64 * 1024  # bytes to count at a time, few enough for the processor's cache
+PIECE = 64 * 1024  # bytes to search at a time; they fit into the processor's cache
 SMALL_JSON = 1024  # JSON up to this many bytes is charged by length, without counting its parts
 
-# The table: how many bytes of memory each step takes
+# How many bytes of memory each step takes
 SHORT = 80  # per byte of a small JSON text
 OBJECT = 200  # per JSON object that msgspec parses
 LIST = 90  # per list
 STRING = 60  # per string, besides its characters
 WIDEST = 7  # per character of non-ASCII text: 4 bytes, and a copy of the text without its escapes
 KEY = 60  # per key with its value
-# JSON's numbers take NUMBER each or, if that is less, CACHED each plus DIGIT per byte of the text,
-# because Python caches small integers. Most values in large bodies are numbers.
+# The numbers in a JSON text take NUMBER each or, if that is less, CACHED each plus DIGIT per byte
+# of the text, because Python caches small integers. Most values in large bodies are numbers.
 NUMBER = 40
 CACHED = 9
 DIGIT = 8
-ELEMENT = 32  # per number that simdjson parses: simdjson's form, 8 bytes, and the tensor
+ELEMENT = 32  # per number that simdjson parses: simdjson's own copy, 8 bytes, and the tensor
 ITEM = 400  # per instance, besides its value: its Item, and the dict made of a string or a pair
 PARSED = 3  # per byte of a text that simdjson parses
-ESCAPE = 250  # per character that a form escapes, such as %41: each is briefly a string of its own
+ESCAPE = 250  # per character that a form escapes, such as %41, which becomes a temporary string
 FORM = 12  # per byte of a form with escaped characters
 FIELDS = 4  # per byte of a form's text: the text, and the pieces into which it is split
-FILES = 5  # per byte of a form with files: the parser's pieces, and texts of 4 bytes a character
+FILES = 5  # per byte of a form with files: the parser's pieces, and texts at 4 bytes a character
 UNPACKED = 2  # per byte of a body while it is decompressed
 DEFLATED = 1032  # per byte of a compressed body: deflate's maximum ratio
 INPUT = 3  # per byte of an input: the client's array, a temporary copy, and Triton's message
 # per byte of an output: gRPC's, protobuf's and numpy's copies, and what the client computes
 OUTPUT = 4
-# per string of a tensor: two Python objects, one after the other, and the array's pointer
+# per string of a tensor: one Python object, later another, and the array's pointer
 TENSOR_STRING = 300
 TENSOR_BYTE = 14  # per byte of a tensor's strings: each may become six bytes of JSON
 # per byte of an output's strings, when their JSON is joined with that of the other outputs
 ESCAPED = 6
 SORTED = 40  # per number of an output for which classes are requested
 WRITTEN = 2  # per byte of a reply while it is written: the buffer grows, or its pieces are joined
-BASE64 = 4  # per character of base64: copied without line breaks, padded, as bytes, and decoded
+BASE64 = 4  # per character of base64: copies without line breaks, padded, as bytes, and decoded
 CELLS = 16  # per byte of a row of CSV: its text, the csv module's copy, and the cells
 TOKEN = 200  # per token of a text's windows, for its position in the text
 # decoded images take 1 / KEPT of the memory that decoding them takes
@@ -58,8 +58,8 @@ KEPT = 2
 
 
 class Parts(NamedTuple):
-    """The counts of a JSON text's parts, taken from its punctuation. Punctuation in strings counts
-    too, so the counts may be too high."""
+    """How many objects, lists and so on a JSON text has, estimated from its punctuation. The counts
+    may be too high, because punctuation inside strings is counted too."""
 
     length: int
     objects: int
@@ -77,8 +77,8 @@ def json_parts(data: bytes) -> Parts:
         piece = data[start : start + PIECE]
         values = np.frombuffer(piece, np.uint8)  # comparing takes half the time of bytes.count
         for character in counts:
-            # search first: that is several times faster than counting, and base64 contains none of
-            # these characters
+            # Searching is several times faster than counting, and most pieces of base64 contain
+            # none of these characters.
             if character in piece:
                 counts[character] += int(np.count_nonzero(values == ord(character)))
     objects, lists, quotes, keys, commas = counts.values()
@@ -135,8 +135,8 @@ _ACCOUNT: ContextVar[Account | None] = ContextVar("account", default=None)
 
 
 class Reservation:
-    """Memory that is reserved until it is given back, the context ends, or the request leaves its
-    slot."""
+    """Memory that is reserved until it is given back, the `with` block ends, or the request leaves
+    its slot."""
 
     def __init__(self, account: Account | None = None, size: int = 0) -> None:
         self._account = account
@@ -170,13 +170,15 @@ class Reservation:
 
 
 def open_account(account: Account | None) -> None:
-    """Set the account of the request that this thread works for. None turns counting off."""
+    """Set the account of the request that this thread works for. Without an account, this thread
+    reserves nothing."""
     _ACCOUNT.set(account)
 
 
 def reserve(size: int, step: str) -> Reservation:
-    """Reserve `size` bytes for a step. Raise PayloadTooLarge if the request would exceed one
-    request's share, and Overloaded if other requests hold the memory."""
+    """Reserve `size` bytes for a step, which `step` describes in errors. Raise PayloadTooLarge if
+    the request would hold more than one request may, and Overloaded if other requests hold the
+    memory."""
     account = _ACCOUNT.get()
     if account is None:
         return Reservation()

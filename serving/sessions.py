@@ -1,4 +1,4 @@
-"""SageMaker's sticky sessions, which are sequences in Triton.
+"""Maps SageMaker's sticky sessions to Triton's sequences.
 
     X-Amzn-SageMaker-Session-Id: NEW_SESSION  -> a new id; Triton gets sequence_start
     X-Amzn-SageMaker-Session-Id: ID           -> the next step; Triton refuses an unknown sequence
@@ -24,8 +24,8 @@ SEQUENCE_END = "sequence_end"
 SEQUENCE_PARAMETERS = {SEQUENCE_ID, SEQUENCE_START, SEQUENCE_END}
 LONGEST_NAME = 128  # bytes of an id that is a string (Triton's correlation_id.h)
 WORDS = {"true": True, "1": True, "false": False, "0": False}
-# The numbers that are valid ids, keyed by the datatype of CORRID in config.pbtxt. Triton does not
-# accept an id as an unsigned gRPC parameter, so none exceeds INT64.
+# The numbers that are valid ids, keyed by the datatype of CORRID in config.pbtxt. UINT64 stops at
+# 2**63, because Triton does not accept an id as an unsigned gRPC parameter.
 NUMBERS = {
     "UINT64": range(2**63),
     "INT64": INT64,
@@ -37,11 +37,12 @@ NUMBERS = {
 
 @dataclass(frozen=True)
 class Sequencing:
-    """Describes a model's sequences: the datatypes that must be able to hold their ids, and how
-    many seconds a sequence may be idle before Triton ends it.
+    """Describes how a model handles sequences. Triton ends a sequence after `idle_seconds` without
+    a request.
 
-    An ensemble has the datatypes of all its parts. If there are none, an id may be any number or
-    string. An id that does not fit a datatype is never sent to Triton (quirks.py).
+    `id_types` are the datatypes in which the model, or the parts of an ensemble, receive a
+    sequence's id. If no part receives the id, it may be any number or string. An id that does not
+    fit all of the datatypes is never sent to Triton (quirks.py).
     """
 
     id_types: frozenset[str]
@@ -61,8 +62,8 @@ class Sequencing:
         return self.id_types <= {"BYTES"}
 
     def new_id(self) -> str:
-        """Return a new id, as hard to guess as its datatype allows. It is never 0, which to Triton
-        means no sequence."""
+        """Return a new random id that is as hard to guess as its datatype allows. The id is never
+        0, because 0 means "no sequence" to Triton."""
         if self.id_types == {"BYTES"}:
             return secrets.token_hex(LONGEST_NAME // 2)
         if self.has_names:
@@ -70,8 +71,8 @@ class Sequencing:
         return str(1 + secrets.randbelow(max(1, self.numbers.stop - 1)))
 
     def read_text(self, text: str) -> int | str:
-        """Parse the id in a header. Raise SessionNotFound if new_id cannot have created it, and
-        InvalidRequest if Triton does not accept it."""
+        """Parse an id that a caller sent in a header. Raise SessionNotFound if new_id cannot have
+        created it, and InvalidRequest if Triton does not accept it."""
         if self.has_names:
             check_id(text)
             if not self._fills(text):
@@ -83,13 +84,13 @@ class Sequencing:
         return number
 
     def _fills(self, sequence_id: str) -> bool:
-        """Return whether an id fills the buffer in which Triton keeps it. After a shorter id, the
-        model would read leftover memory (quirks.py)."""
+        """Return whether an id fills the fixed-size buffer in which Triton passes it to the model.
+        After a shorter id, the model would read leftover memory (quirks.py)."""
         return not self.id_types or len(sequence_id.encode()) == LONGEST_NAME
 
     def read(self, name: str, value: object) -> bool | int | str:
-        """Return the value of one of SEQUENCE_PARAMETERS in the type that Triton expects. Raise
-        InvalidRequest."""
+        """Convert the value of the parameter `name`, one of SEQUENCE_PARAMETERS, to the type that
+        Triton expects. Raise InvalidRequest if that is impossible."""
         if name != SEQUENCE_ID:
             return read_flag(name, value)
         if type(value) is int and value in self.numbers:
@@ -119,8 +120,8 @@ def read_flag(name: str, value: object) -> bool:
 
 
 def check_id(sequence_id: str) -> None:
-    """Raise InvalidRequest if the id is too long for Triton, or contains a NUL character, at which
-    Triton would cut it."""
+    """Raise InvalidRequest if the id is too long for Triton, or if it contains a NUL character,
+    because Triton would cut the id there."""
     if (length := len(sequence_id.encode())) > LONGEST_NAME:
         raise InvalidRequest(
             f"the session's id has {length} bytes, at most {LONGEST_NAME} are allowed"
@@ -134,7 +135,7 @@ def check_id(sequence_id: str) -> None:
 
 @dataclass(frozen=True)
 class Session:
-    """One request's part in a session: it `starts` the session, `ends` it, does both or neither."""
+    """Says which session a request belongs to, and whether the request `starts` or `ends` it."""
 
     sequencing: Sequencing
     id: str
@@ -145,14 +146,14 @@ class Session:
     def of(
         cls, sequencing: Sequencing, header: str, maps: Iterable[Mapping[str, object]]
     ) -> "Session | None":
-        """Return the session that the header names, or None without a header. `maps` are the
-        objects that may contain the key `sequence_end`. Raise SessionNotFound or InvalidRequest."""
+        """Return the session that `header` names, or None if it is empty. `maps` are the objects
+        that may contain the key `sequence_end`. Raise SessionNotFound or InvalidRequest."""
         ends = [
             read_flag(SEQUENCE_END, fields[SEQUENCE_END])
             for fields in maps
             if SEQUENCE_END in fields
         ]
-        # callers may send the reply's header back unchanged, including Expires
+        # a caller may return the header of our reply unchanged, including Expires
         name = header.partition(";")[0].strip()
         if not name:
             return None
@@ -165,8 +166,8 @@ class Session:
     def parameters(
         self, first: bool = True, last: bool = True
     ) -> dict[str, bool | int | float | str]:
-        """Return the sequence parameters for Triton. `first` and `last` say whether this is the
-        request's first or last step."""
+        """Return the sequence parameters for one step of the request. `first` and `last` say
+        whether it is the request's first and last step."""
         return {
             SEQUENCE_ID: self.sequencing.read_text(self.id),
             SEQUENCE_START: self.starts and first,
@@ -174,8 +175,8 @@ class Session:
         }
 
     def headers(self) -> dict[str, str]:
-        """Return the headers of the reply. Expires is rounded down to whole seconds, so it is never
-        too late."""
+        """Return the session's headers for the reply. Expires is rounded down to whole seconds, so
+        it never promises more time than the session has."""
         expires = datetime.now(UTC) + timedelta(seconds=self.sequencing.idle_seconds)
         headers = {}
         if self.starts:
