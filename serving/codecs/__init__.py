@@ -1,6 +1,6 @@
-"""Decodes instances: images, texts, table rows, and JSON values. Only this package decodes them.
+"""Decodes instances: images, texts, table rows, and JSON values. No other package decodes them.
 
-Each client has a codec: IMAGE, PIXELS, ENCODED_IMAGE, TEXT, JSON or ROW, or a codec of its own.
+Each client uses one codec: IMAGE, PIXELS, ENCODED_IMAGE, TEXT, JSON, ROW, or one that it defines.
 """
 
 from serving.codecs.base import (

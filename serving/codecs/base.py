@@ -1,4 +1,4 @@
-"""The base class of all codecs, and the codecs for texts, table rows, and JSON values."""
+"""Defines the base class of all codecs, and the codecs for texts, table rows, and JSON values."""
 
 import csv
 from abc import ABC, abstractmethod
@@ -16,7 +16,7 @@ from serving.request_memory import BASE64, CELLS, reserve, text
 
 FORM = "multipart/form-data"
 _URL_SAFE = str.maketrans("-_", "+/", " \t\r\n\v\f")
-csv.field_size_limit(2**31 - 1)  # the size of the body is the only limit
+csv.field_size_limit(2**31 - 1)  # cells are limited only by the size of the body
 
 
 @dataclass(frozen=True)
@@ -29,12 +29,13 @@ class Limits:
 
 
 class Codec(ABC):
-    """One kind of instance. `expected` describes the JSON that an error tells the caller to send.
-    `part` is the field of that JSON object that contains the instance; `keys` are all the fields
-    that are read (None: any fields). The methods raise DecodingError.
+    """Decodes one kind of instance. The methods raise DecodingError.
 
     An instance is first opened, which is quick and shows how large it is, and then loaded, which
     takes time and memory.
+
+    `expected` says in error messages what JSON to send. If that is an object, `part` is the field
+    that contains the instance, and `keys` are all the fields that are read (None: any fields).
     """
 
     name: str
@@ -51,7 +52,7 @@ class Codec(ABC):
 
     @abstractmethod
     def open(self, data: bytes, limits: Limits) -> Any:
-        """Open raw bytes, which are a body or one part of a form. Return the object that `load`
+        """Open raw bytes, which are a body or a file in a form. Return the object that `load`
         decodes."""
 
     @abstractmethod
@@ -63,8 +64,8 @@ class Codec(ABC):
         return opened
 
     def memory(self, opened: Any) -> int:
-        """Return the maximum memory in bytes that an image takes, both while loading and once
-        loaded. Return 0 for other instances."""
+        """Return how many bytes of memory an opened image takes at most while it is loaded. Return
+        0 for other instances."""
         return 0
 
     def length(self, opened: Any) -> int:
@@ -88,7 +89,8 @@ def decode_base64(encoded: str) -> bytes:
 
 
 def describe(value: Any) -> str:
-    """Describe a value for an error message by its JSON type, its keys or its beginning."""
+    """Return a short description of a value for an error message, such as its type, its keys or its
+    beginning."""
     if isinstance(value, dict):
         return f"an object with the keys {sorted(map(str, islice(value, 8)))}"
     if isinstance(value, list):
@@ -106,7 +108,7 @@ class TextCodec(Codec):
     expected = 'a string, or {"text": "…"}'
     keys: tuple[str, ...] = ("text",)
     media_types = ("text/plain",)
-    # text tasks accept objects with keys of their own
+    # an object may have other keys than "text", which the client for the task checks
     schema: ClassVar[Mapping[str, Any]] = {"anyOf": [{"type": "string"}, {"type": "object"}]}
 
     def open(self, data: bytes, limits: Limits) -> str:

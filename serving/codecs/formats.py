@@ -15,17 +15,18 @@ from serving.errors import DecodingError
 PIXEL = 4  # bytes per pixel in Pillow's largest modes, which include RGB
 # bytes per pixel: two canvases of libwebp, Pillow's copy of one, and the RGB image
 WEBP_BUFFERS = 16
-# Maximum number of scans in a JPEG of the maximum size. libjpeg's progressive files have 10. Each
-# scan is a pass over all pixels.
+# The maximum number of scans in a JPEG of the maximum size. Each scan is a pass over all pixels.
+# The progressive JPEGs that libjpeg writes have 10.
 SCANS = 16
 START_OF_SCAN = b"\xff\xda"
 SCAN_COMPONENTS = 4  # bytes from START_OF_SCAN to the number of components in the scan
-ANIMATED = {"GIF", "PNG", "WEBP", "TIFF"}  # not MPO, whose second frame is a preview
-# pixels to convert at a time, because each takes up to 16 bytes during the conversion
+# Formats that may have several frames. MPO is missing, because its second frame is only a preview.
+ANIMATED = {"GIF", "PNG", "WEBP", "TIFF"}
+# pixels to convert at a time; each takes up to 16 bytes during the conversion
 STRIP_PIXELS = 2**20
 WHITE_IS_ZERO = 0  # a TIFF's PhotometricInterpretation
-# libjpeg's JPEG_MAX_DIMENSION. To resize a single line of 89 million pixels, Pillow would take
-# gigabytes.
+# pixels, as in libjpeg (JPEG_MAX_DIMENSION). To resize an image that is a single line of 89 million
+# pixels, Pillow would take gigabytes.
 LONGEST_SIDE = 65_500
 
 # the TIFF tags that determine how much libtiff decodes at a time, and with which decoder
@@ -42,17 +43,18 @@ SIZE_TAGS = {
 WHOLE_NUMBERS = {TiffTags.SHORT, TiffTags.LONG}
 BIG_TIFF = 43  # the version number of BigTIFF, which has 64-bit offsets
 
-MOST_VALUES = 2**17  # most values of a tag; Pillow turns each into a Python object
-MOST_FRACTIONS = 2**12  # most fractions in a tag; Pillow takes 2.4 µs for each
+MOST_VALUES = 2**17  # values in a tag; Pillow turns each into a Python object
+MOST_FRACTIONS = 2**12  # fractions in a tag; Pillow takes 2.4 µs for each
 FRACTIONS = {TiffTags.RATIONAL, TiffTags.SIGNED_RATIONAL}
 WHOLE = {TiffTags.BYTE, TiffTags.ASCII, TiffTags.UNDEFINED}  # types whose data is a single value
 
-# read strips in C, because Pillow's Python code takes minutes for a million of them
+# let libtiff read strips, because Pillow's Python code takes minutes for a million of them
 TiffImagePlugin.READ_LIBTIFF = True
 
 
 def _load_few(load: Callable[..., Any], most: int, tags: Any, data: bytes, *options: Any) -> Any:
-    """Load the values of a tag. Raise DecodingError if its `data` is longer than `most` bytes."""
+    """Load the values of a tag with Pillow's function `load`. Raise DecodingError if the `data` is
+    longer than `most` bytes."""
     if len(data) > most:
         raise DecodingError(
             f"the image has too much metadata (a tag of {len(data)} bytes); save it again without "
@@ -62,7 +64,7 @@ def _load_few(load: Callable[..., Any], most: int, tags: Any, data: bytes, *opti
 
 
 def _bound_tags() -> None:
-    """Limit how many values of a tag Pillow loads, because each becomes a Python object."""
+    """Limit how many values Pillow loads from a TIFF tag, because each becomes a Python object."""
     loaders = TiffImagePlugin.ImageFileDirectory_v2._load_dispatch
     for kind in loaders.keys() - WHOLE:
         size, load = loaders[kind]
@@ -74,9 +76,9 @@ _bound_tags()
 
 
 def buffers(image: Image.Image, data: bytes, scans: int, max_image_pixels: int) -> int:
-    """Return how many bytes this format's decoder needs besides the image that it fills. `data` is
-    the file; `scans` is the number of scans in its JPEG data. Raise DecodingError if decoding takes
-    too much work, or if there are several frames."""
+    """Return how many bytes of memory the format's decoder needs besides the decoded image. `data`
+    is the file; `scans` is the number of scans in its JPEG data. Raise DecodingError if decoding
+    would take too much work, or if the file has several frames."""
     pixels = image.width * image.height
     tags = None
     if isinstance(image, TiffImagePlugin.TiffImageFile):
@@ -89,12 +91,12 @@ def buffers(image: Image.Image, data: bytes, scans: int, max_image_pixels: int) 
         raise DecodingError(
             f"the JPEG image has {scans} scans; send it as one that is not progressive"
         )
-    # Pillow decodes this compression in Python
+    # Pillow decodes run-length encoding in Python, which is slow
     if image.format == "BMP" and image.info.get("compression") in (1, 2):
         raise DecodingError("the BMP image is run-length encoded; send it uncompressed, or as PNG")
     if image.format in ANIMATED and getattr(image, "is_animated", False):
         raise DecodingError(f"the {image.format} image has more than one frame; send one frame")
-    # the coefficients that libjpeg keeps, unless a single scan contains all pixels
+    # Unless a single scan contains all pixels, libjpeg keeps the coefficients of the whole image.
     coefficients = 2 * len(image.getbands()) * pixels if scans else 0
     if tags is not None:
         bits: int = max(tags.get(TiffImagePlugin.BITSPERSAMPLE, (1,)))
@@ -106,7 +108,7 @@ def buffers(image: Image.Image, data: bytes, scans: int, max_image_pixels: int) 
 
 
 def _pixels_at_once(image: Image.Image, tags: TiffImagePlugin.ImageFileDirectory_v2) -> int:
-    """Return how many pixels of a TIFF libtiff decodes at a time: those of one strip, or of one
+    """Return how many pixels of a TIFF are decoded at a time: those of one strip, or those of one
     tile, which may be larger than the image."""
     width = tags.get(TiffImagePlugin.TILEWIDTH)
     length = tags.get(TiffImagePlugin.TILELENGTH)
@@ -118,16 +120,17 @@ def _pixels_at_once(image: Image.Image, tags: TiffImagePlugin.ImageFileDirectory
 
 
 def is_in_one_scan(image: Image.Image, data: bytes) -> bool:
-    """Return whether a single scan of a JPEG contains all of its pixels. If not, libjpeg keeps all
-    coefficients. `data` is the file."""
+    """Return whether a single scan of a JPEG contains all of its pixels, which takes much less
+    memory to decode. `data` is the file."""
     at = data.find(START_OF_SCAN) + SCAN_COMPONENTS
     components = getattr(image, "layers", 0)
     return "progressive" not in image.info and data[at : at + 1] == bytes([components])
 
 
 def _check_tags(data: bytes, tags: TiffImagePlugin.ImageFileDirectory_v2) -> None:
-    """Raise DecodingError if libtiff could read different sizes than Pillow, which ignores a tag of
-    an unknown type, and all tags after an invalid one. `data` is a TIFF with one directory."""
+    """Raise DecodingError if libtiff could read other sizes than Pillow, whose sizes have been
+    checked. The two differ because Pillow ignores tags of unknown types, and all tags after an
+    invalid one. `data` is a TIFF with one directory."""
     order = "<" if data.startswith(b"II") else ">"
     header = "4xL"
     number = "H"
@@ -154,9 +157,9 @@ def _check_tags(data: bytes, tags: TiffImagePlugin.ImageFileDirectory_v2) -> Non
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
-    """Convert an image to RGB. Transparent pixels are blended with white, CMYK and palettes are
-    converted, and 16-bit gray is reduced to its high bytes. Raise DecodingError for pixels without
-    a defined white: floats, and signed or 32-bit integers."""
+    """Convert an image of any mode to RGB. Blend transparent pixels with white, and reduce 16-bit
+    gray to 8 bits. Raise DecodingError for floats and for signed or 32-bit integers, because no
+    value of these types is defined as white."""
     if image.mode in ("I", "F"):
         raise DecodingError(
             f"the {image.format} image has pixels of 32 bits, signed ones or floats (Pillow's mode "
@@ -179,7 +182,7 @@ def _high_bytes(image: Image.Image, tags: Mapping[int, Any]) -> Image.Image:
     levels = np.asarray(image)
     bits: int = max(tags.get(TiffImagePlugin.BITSPERSAMPLE, (16,)))  # a TIFF may have 12
     grey = (levels >> (bits - 8)).astype(np.uint8)
-    # Pillow inverts only 8-bit images of this kind
+    # Pillow inverts images whose white is 0 only if they have 8 bits
     if tags.get(TiffImagePlugin.PHOTOMETRIC_INTERPRETATION) == WHITE_IS_ZERO:
         grey = ~grey
     if (transparent := image.info.get("transparency")) is not None:

@@ -29,36 +29,37 @@ Pixels = NDArray[np.uint8]
 # Pillow's other formats start programs or decode on open. Pillow opens MPO files as JPEG.
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
 JPEG = ("JPEG", "MPO")
-# for two images: the decoded one, and its conversion to RGB or its rotated copy
+# enough for two images: the decoded one, and its conversion to RGB or its rotated copy
 BYTES_PER_PIXEL = 2 * PIXEL
 PAIR = int.from_bytes(START_OF_SCAN, "little")
-# Maximum number of reads of a header. A photo's header has tens of parts; Pillow reads each in
-# microseconds.
+# How many times Pillow may read from the file while it opens the header. The header of a photo has
+# tens of parts, each of which Pillow reads in microseconds.
 HEADER_PARTS = 800
-HEADER_BYTES = 8 * 2**20  # maximum number of bytes read from a header
-# Minimum average size of a read after the header: a GIF's blocks have up to 256 bytes, and a PNG's
-# chunks have thousands.
+HEADER_BYTES = 8 * 2**20  # how many bytes Pillow may read while it opens the header
+# The smallest average size of the reads after the header. The blocks of a GIF have up to 256 bytes,
+# and the chunks of a PNG have thousands.
 BYTES_PER_READ = 32
-# A JPEG is reduced while it is decoded only if that reduces it by at least this factor: libjpeg
-# takes longer at 7/8 (a factor of 1.14) than at full size.
+# A JPEG is decoded at a reduced size only if its sides shrink by at least this factor, because
+# libjpeg takes longer to decode at 7/8 of the size (a factor of 1.14) than at full size.
 SMALLER = 1.3
 
-Image.MAX_IMAGE_PIXELS = None  # the limit is checked here instead, by memory
+Image.MAX_IMAGE_PIXELS = None  # Header limits pixels and memory instead
 PngImagePlugin.MAX_TEXT_MEMORY = 4 * 2**20  # bytes of decompressed text; Pillow allows 64 MB
-# warnings about a caller's file do not help an operator
+# do not log warnings about callers' files, because they do not help the operator
 warnings.filterwarnings("ignore", module=r"PIL\b")
 logging.getLogger("PIL").setLevel(logging.CRITICAL)
 
 
 def most_memory(max_image_pixels: int) -> int:
-    """Return the maximum memory in bytes for decoding one image, or all images in a batch, to
-    RGB."""
+    """Return how many bytes of memory may be used to decode an image to RGB, or all images of a
+    batch."""
     return max_image_pixels * BYTES_PER_PIXEL
 
 
 class _File(BytesIO):
-    """The bytes of an image file, with a limited number of reads, because each read runs Python
-    code and a header can require millions."""
+    """The bytes of an image file, which can be read only a limited number of times. Without this
+    limit, a malicious header could make Pillow, which is written in Python, read millions of
+    times."""
 
     reads_left = HEADER_PARTS
     bytes_left = HEADER_BYTES
@@ -66,7 +67,7 @@ class _File(BytesIO):
     def read(self, size: int | None = -1, /) -> bytes:
         block = super().read(size)
         self.reads_left -= 1
-        if size is not None and size > 0:  # WebP reads everything at once
+        if size is not None and size > 0:  # not if Pillow reads the whole file at once, as for WebP
             self.bytes_left -= len(block)
         if self.reads_left < 0 or self.bytes_left < 0:
             raise DecodingError(
@@ -76,7 +77,7 @@ class _File(BytesIO):
 
 
 class Header:
-    """An image of which only the header has been read."""
+    """An image file that has been opened but not decoded: only its header has been read."""
 
     def __init__(self, data: bytes, limits: Limits) -> None:
         """Raise DecodingError if the file is not an image, or if decoding it would exceed the
@@ -86,7 +87,7 @@ class Header:
         try:
             file = _File(data)
             self.image = Image.open(file, formats=FORMATS)
-            # the number of further reads, for the pixels, is limited by the file's length
+            # from here on, Pillow reads the pixels, and the file's length determines the limit
             file.reads_left = HEADER_PARTS + len(data) // BYTES_PER_READ
             file.bytes_left = 2 * (HEADER_BYTES + len(data))
             self._check(limits.max_image_pixels)
@@ -128,15 +129,15 @@ class Header:
                 f"more than the limit of {most} ({BYTES_PER_PIXEL} a pixel); send it "
                 "smaller, or as a JPEG that is not progressive"
             )
-        if "exif" in image.info:  # read here, because it may be rejected
+        if "exif" in image.info:  # read it now, so that an error is reported before decoding
             image.getexif().get(ExifTags.Base.Orientation)
-        # a JPEG can be decoded at a half, a quarter or an eighth of its size
+        # make Pillow decode a JPEG at a half, a quarter or an eighth of its size if that is enough
         if self.side:
             image.draft(image.mode, (self.side, self.side))
 
     @property
     def memory(self) -> int:
-        """Return the maximum memory in bytes for decoding the image to RGB."""
+        """Return how many bytes of memory decoding the image to RGB takes at most."""
         size = self.image.width * self.image.height * PIXEL
         return size + max(size, self.buffer)
 
@@ -158,8 +159,8 @@ class Header:
             ) from err
 
     def pixels(self) -> Pixels:
-        """Return the image that `rgb` returns as an array [height, width, 3]. A JPEG that need not
-        be rotated is decoded directly into the array, because copying an image takes longer than
+        """Return the same pixels as `rgb`, as an array [height, width, 3]. If a JPEG need not be
+        rotated, decode it directly into the array, because copying an image takes longer than
         decoding it. Raise DecodingError."""
         image = self.image
         if image.format in JPEG and image.mode in ("RGB", "L"):
@@ -170,10 +171,10 @@ class Header:
         return np.asarray(self.rgb())
 
     def _decoded(self) -> Image.Image:
-        """Decode the image. simplejpeg decodes a JPEG that may be reduced, because it supports the
-        factors 3/8, 5/8 and 6/8, while Pillow uses only 1/2, 1/4 and 1/8. Pillow decodes all other
-        images: other formats, JPEGs that would not get smaller, and JPEGs with errors, many of
-        which Pillow tolerates."""
+        """Decode the image. If a JPEG may be decoded at a reduced size, use simplejpeg, which
+        supports 3/8, 5/8 and 6/8 of the size besides Pillow's 1/2, 1/4 and 1/8. Otherwise use
+        Pillow: for other formats, for JPEGs that would not get smaller, and for JPEGs with errors,
+        many of which Pillow tolerates."""
         image = self.image
         if self.side and image.format in JPEG and image.mode in ("RGB", "L"):
             smaller = {"min_height": self.side, "min_width": self.side, "min_factor": SMALLER}
@@ -192,7 +193,8 @@ class Header:
 
 
 def _count_scans(data: bytes) -> int:
-    """Count the scans of JPEG data, including a preview's. bytes.count takes four times as long."""
+    """Return how often the marker of a scan occurs in JPEG data. The scans of an embedded preview
+    count too. (This takes a quarter of the time of bytes.count.)"""
     scans = 0
     for first in (0, 1):
         count = (len(data) - first) // 2
@@ -237,7 +239,8 @@ class ImageCodec(Codec):
 
 
 class PixelsCodec(ImageCodec):
-    """Decodes an image file as ImageCodec does, to an array [height, width, 3] of bytes."""
+    """Decodes an image file to an array [height, width, 3] of bytes, with the same pixels as
+    ImageCodec."""
 
     def load(self, opened: Any) -> Any:
         check_time()
@@ -245,8 +248,8 @@ class PixelsCodec(ImageCodec):
 
 
 class EncodedImageCodec(ImageCodec):
-    """Passes on the bytes of an image file for a model that decodes them itself. The header is
-    still checked."""
+    """Passes on the bytes of an image file, for models that decode images themselves. The header is
+    checked first."""
 
     name = "encoded image"
 

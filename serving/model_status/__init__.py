@@ -1,2 +1,2 @@
-"""What is known about each model: its state and why it is not served (table.py), how many requests
-use it (shared_files.py), and which model a caller's name refers to (registry.py)."""
+"""Keeps track of the models: the state of each and why it is not served (table.py), how many
+requests use it (shared_files.py), and which model a caller's name refers to (registry.py)."""

@@ -1,4 +1,4 @@
-"""The models that callers can name: the manager's table, joined with the models' clients."""
+"""Finds the model that a request names, and keeps it loaded while the request uses it."""
 
 import logging
 import socket
@@ -30,16 +30,18 @@ from serving.triton.connection import BackendDied, IndexEntry
 from serving.triton.gateway import TritonGateway
 
 log = logging.getLogger(__name__)
-# the type of Slot.keep (front/admission.py): takes a model's name and the column of its counter
+# The type of Slot.keep (front/admission.py), which keeps a model loaded. Its parameters are the
+# model's name and the column of the model's counter in the leases.
 Keep = Callable[[str, int], None]
 LOOK_SECONDS = 0.02  # seconds between looks at the table while a model is being loaded
 WANT_SECONDS = 0.5  # seconds between requests to load the model
 
 
 class Registry:
-    """Looks up models by name. Thread-safe. `default` is used for requests that name no model.
+    """Looks up models by name. Thread-safe. `default` is the model for requests that name none.
     Deaths of models' processes are reported to the datagram socket `deaths`. If models are loaded
-    on demand, `want` makes the manager begin to load one, or raises the error that says why not."""
+    on demand, `want(name)` makes the manager begin to load a model, or raises the error that says
+    why the model cannot be loaded."""
 
     def __init__(
         self,
@@ -65,12 +67,15 @@ class Registry:
         version: str | None = None,
         tasks: Sequence[str] = (),
     ) -> Iterator[ServedModel]:
-        """Yield the model called `name`. Without a name, yield the only model with one of the
-        `tasks`, or else the default model, or else the only model. `keep` keeps the model loaded.
-        In on-demand mode, wait until the model is loaded; this is the stage "load" of `timings`.
+        """Yield the model called `name`, after calling `keep`, so that the model stays loaded.
+        Without a name, yield the only model with one of the `tasks`, or else the default model, or
+        else the only model. In on-demand mode, wait until the model is loaded, and add the time to
+        the stage "load" of `timings`.
+
         Raise ModelNotFound, VersionNotFound, ModelNotLoaded, ModelNotReady, ModelFailed,
         ModelRestarting, ModelRefused, Overloaded or InvalidRequest. If the `with` block raises
-        ModelNotReady and the table of models has a more specific error, raise that instead."""
+        ModelNotReady and the table of models has a more specific error, raise that instead.
+        """
         name = name or self._only_of(tasks) or self.default or self._only_name()
         if self._want:
             name = plain_name(name)
@@ -85,11 +90,12 @@ class Registry:
             except BackendDied as error:
                 raise self.report(served, error, began) from error
         except ModelNotReady:
-            self._ready(self.table.look(), name)  # raises the reason in the table, if there is one
+            self._ready(self.table.look(), name)  # raises the more specific error, if there is one
             raise
 
     def _kept(self, keep: Keep, name: str, version: str | None) -> Entry:
-        """Return the model's entry if it is ready, after `keep` has taken a lease of it."""
+        """Return the model's entry after calling `keep`. Raise an error if the model is not
+        ready."""
         models = self.table.look()
         entry = self._ready(models, name, version)
         keep(entry.name, entry.column)
@@ -97,7 +103,7 @@ class Registry:
             models = now
             before = entry
             entry = self._ready(models, name, version)
-            # the model was replaced before this request was counted
+            # if the model was replaced before `keep` counted this request, count it for the new one
             if entry.load_id != before.load_id:
                 keep(entry.name, entry.column)
         return entry
@@ -110,8 +116,8 @@ class Registry:
         version: str | None,
         want: Callable[[str], None],
     ) -> Entry:
-        """Return the model's entry after `keep` has taken a lease of it. If it is not loaded, have
-        it loaded and wait. Raise ModelNotReady if that takes longer than the request may."""
+        """Return the model's entry after calling `keep`. If the model is not loaded, have it loaded
+        and wait. Raise ModelNotReady if loading takes longer than the request may wait."""
         while True:
             with suppress(ModelNotLoaded):
                 return self._kept(keep, name, version)
@@ -120,8 +126,8 @@ class Registry:
                 self._wait(name, want)
 
     def _wait(self, name: str, want: Callable[[str], None]) -> None:
-        """Wait until the model is loaded. `want` is called again and again, because a new manager
-        does not know what the previous one was loading."""
+        """Wait until the model is loaded. Call `want` repeatedly, because the manager may be
+        restarted, and the new one does not know what the old one was loading."""
         wanted = -WANT_SECONDS
         try:
             while True:
@@ -136,8 +142,8 @@ class Registry:
             raise ModelNotReady(f"model '{name}' is still being loaded; try again shortly") from err
 
     def report(self, served: ServedModel, error: BackendDied, began: float) -> ModelRestarting:
-        """Report to the manager that a call that began at `began` (time.monotonic) found a dead
-        process. Return the error for the caller."""
+        """Report to the manager that a process of the model has died, as seen by a call that began
+        at `began` (time.monotonic). Return the error for the caller."""
         report = {"models": [served.name, *served.parts], "details": str(error), "began": began}
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sent:
@@ -156,7 +162,7 @@ class Registry:
         versions: dict[str, list[IndexEntry]] = {name: [] for name in models.current}
         try:
             index = self.gateway.index()
-        except InferenceFailed:  # a folder was just being staged (quirks.py)
+        except InferenceFailed:  # Triton fails if a staged folder changes meanwhile (quirks.py)
             index = self.gateway.index()
         for version in index:
             if entry := models.by_triton_name.get(version.name):
@@ -195,8 +201,9 @@ class Registry:
         )
 
     def _only_of(self, tasks: Sequence[str]) -> str:
-        """Return the name of the only model with one of these tasks. Return "" if there is not
-        exactly one, or if calls load models. The first call creates all clients."""
+        """Return the name of the only model with one of these tasks. Return "" if there is none or
+        more than one, or if calls load models. The first call creates the clients of all models,
+        because only a client knows its task."""
         models = self.table.look()
         names = []
         if tasks and not models.by_call:
@@ -207,8 +214,8 @@ class Registry:
         return names[0] if len(names) == 1 else ""
 
     def _only_name(self) -> str:
-        """Return the name of the only model. Raise InvalidRequest if there is not exactly one, or
-        if calls load models."""
+        """Return the name of the only model. Raise InvalidRequest if there is none or more than
+        one, or if calls load models."""
         models = self.table.look()
         names = sorted(models.current)
         if len(names) != 1 or models.by_call:
@@ -224,6 +231,6 @@ class Registry:
 def _no_version(entry: Entry, version: str) -> InvalidRequest | VersionNotFound:
     """Return the error for a version that the model does not have."""
     text = f"model '{entry.triton_name}' has no version {quoted(version)}"
-    if entry.target:  # an archive: SageMaker would take a 404 to mean that it is not loaded
+    if entry.target:  # for an archive, SageMaker takes a 404 to mean that it is not loaded
         return InvalidRequest(f"{text}; leave it out for the latest")
     return VersionNotFound(f"{text}; its versions are: {', '.join(entry.versions)}")

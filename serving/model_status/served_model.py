@@ -1,5 +1,5 @@
-"""A model that Triton has loaded, with its client, which the first request creates and later ones
-reuse."""
+"""Describes the models that Triton has loaded, and creates their clients. A model's client is
+created by the first request to the model, and reused by later ones."""
 
 import logging
 import threading
@@ -32,16 +32,16 @@ log = logging.getLogger(__name__)
 
 @lru_cache(maxsize=4096)
 def _row_size(spec: TensorSpec) -> tuple[int, int]:
-    """Return the bytes of one row of a tensor whose dynamic dimensions have the length 1, and how
-    many dynamic dimensions it has."""
+    """Return the size in bytes of one row of a tensor, counting dynamic dimensions as 1, and the
+    number of dynamic dimensions."""
     fixed = [size for size in spec.shape if size != -1]
     dynamic = len(spec.shape) - len(fixed)
     return SIZES.get(spec.datatype, 1) * prod(fixed), dynamic
 
 
 def _row_bytes(specs: Iterable[TensorSpec], shape: Sequence[int]) -> int:
-    """Return the bytes of one row of all tensors. The last dimensions of `shape` are the lengths of
-    their dynamic dimensions."""
+    """Return the total size in bytes of one row of each tensor. The last dimensions of `shape` are
+    used as the lengths of the dynamic dimensions."""
     total = 0
     for spec in specs:
         size, dynamic = _row_size(spec)
@@ -53,7 +53,8 @@ def _row_bytes(specs: Iterable[TensorSpec], shape: Sequence[int]) -> int:
 
 @dataclass(frozen=True)
 class ServedModel:
-    """A model that Triton has loaded, and its client. Without a client it accepts only tensors.
+    """A model that Triton has loaded, and its client. A model without a client accepts only
+    tensors.
 
     `client_error` says why the client could not be created. `sequencing` is set if the model's
     requests belong to sequences. `parts` names the models that an ensemble calls; `batched_parts`
@@ -118,8 +119,8 @@ class ServedModel:
 
 
 class ServedModels(dict[tuple[str, str, str], ServedModel]):
-    """The served models, keyed by Entry.key. Each is created when it is first looked up, and only
-    requests to that model wait for it."""
+    """A dictionary of the served models, keyed by Entry.key. A ServedModel is created when it is
+    first looked up. Only requests to that model have to wait until it has been created."""
 
     def __init__(self, gateway: TritonGateway, table: Table) -> None:
         super().__init__()
@@ -128,8 +129,8 @@ class ServedModels(dict[tuple[str, str, str], ServedModel]):
         self._locks: dict[tuple[str, str, str], threading.Lock] = {}
 
     def __missing__(self, key: tuple[str, str, str]) -> ServedModel:
-        """Create the model, and remove models that are no longer in the table. Raise a
-        ServingError."""
+        """Create the ServedModel for this key, and remove those that are no longer in the table.
+        Raise a ServingError."""
         entries = {entry.key: entry for entry in self._table.look().entries.values()}
         for old in [locked for locked in list(self._locks) if locked not in entries]:
             self._locks.pop(old, None)
@@ -152,7 +153,7 @@ def served_model(gateway: TritonGateway, triton_name: str, folder: Path) -> Serv
     sequencing = sequencing_of([config, *parts.values()])
     labels = {}
     for output in config.output:
-        # read the labels as Triton does, but from no file outside the model's folder
+        # read the labels as Triton does, but ignore a file outside the model's folder
         with suppress(InvalidRequest, OSError):
             if output.label_filename:
                 labels[output.name] = model.file(output.label_filename).read_bytes().split(b"\n")

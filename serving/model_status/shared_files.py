@@ -1,10 +1,11 @@
-"""The data about models that all processes share: the table, a JSON file that the model manager
-replaces and each worker reads, and the leases, which count the requests in flight in a
+"""Shares data about the models between processes, through two files. The table is a JSON file that
+the model manager replaces and each worker reads. The leases count the requests in flight in a
 memory-mapped file.
 
-A request counts itself and then reads the table again. To unload a model, the manager first marks
-it in the table and then waits until its counter is zero. So the manager waits for every request
-that still found the model, and no other request begins to use it.
+Together they make it safe to unload a model. A request first increments the model's counter, and
+then reads the table again. The manager first marks the model in the table, and then waits until the
+counter is zero. So each request either sees the mark and does not use the model, or the manager
+waits for it.
 """
 
 import json
@@ -26,13 +27,13 @@ TOTAL = MODELS + 1  # the column that counts all requests
 WAITING = MODELS + 2  # the column that counts requests that wait for their model to be loaded
 WIDTH = MODELS + 3
 SIZE = 8  # bytes per number
-# Let msgspec prepare to read tables before any thread reads one. If two threads did so at the same
-# time, the process would crash (bodies/schemas.py).
+# msgspec prepares a type when it is first used, and crashes if two threads do that at the same
+# time (bodies/schemas.py). Do it here, before there are threads.
 msgspec.convert({}, Models)
 
 
 class Table:
-    """The file with the table. Only one process writes it."""
+    """The file with the table of models. Only one process writes it."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
@@ -63,10 +64,10 @@ class Table:
 
 
 class Leases:
-    """The counters of requests in flight: one row for each worker that can exist at the same time,
-    one column for each model, and three columns for totals. A counter consists of two numbers:
-    requests, and the bytes of their bodies. Without a file the counters belong to this process
-    alone."""
+    """Counters of the requests in flight: a row for each worker that can exist at the same time, a
+    column for each model, and three columns for totals. Each counter has two numbers: the requests,
+    and the bytes of their bodies. If `file` is None, the counters are not shared with other
+    processes."""
 
     def __init__(self, file: Path | None, rows: int = 1) -> None:
         self.rows = rows
@@ -100,8 +101,8 @@ class Leases:
         self._last_use[column] = time.monotonic_ns()
 
     def last_use(self, column: int) -> float:
-        """Return when the last request to the model ended (time.monotonic). It may have been to the
-        previous model in this column."""
+        """Return when the last request to the model ended (time.monotonic). That request may have
+        been to another model, which had this column before."""
         return self._last_use[column] / 1e9
 
     def clear(self, row: int) -> None:

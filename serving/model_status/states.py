@@ -1,4 +1,4 @@
-"""The states of a model, and the events that lead from one to another. Standard library only.
+"""Defines the states of a model, and the events that change them. Standard library only.
 
     loading, adding -> ready -> reloading -> reloaded -> ready
                                     |
@@ -6,20 +6,21 @@
     ready -> unloading
 
 Triton never finishes unloading a process that has died (triton/quirks.py), but it can load new
-processes beside it and unload those. So a model whose process died is `reloading`: it is unloaded
-and loaded again. To remove such a model, it is first reloaded and then unloaded: a thread does this
-while the model is `refusing`, and Manager.unload while it is `unloading`.
+processes beside the dead one, and unload those. So if a process of a model dies, the model becomes
+`reloading`: Triton is told to unload it and to load it again. Even if the model is to be removed,
+it must be reloaded before it can be unloaded. A recovery thread does this while the model is
+`refusing`, and Manager.unload does it while the model is `unloading`.
 """
 
 from enum import Enum
 
 LOADING = "loading"  # tritonserver loads the model at its start
-ADDING = "adding"  # a call loads the model for the first time; the platform must not find it yet
+ADDING = "adding"  # a call is loading the model for the first time; callers cannot find it yet
 READY = "ready"
 FAILED = "failed"  # Triton could not load the model, or the model failed on its example
 RESTARTING = "restarting"  # a process of the model died, and the model waits for a reload
 RELOADING = "reloading"  # a thread is reloading the model
-# a thread has reloaded the model, but recovery has not seen the new processes yet
+# a thread has reloaded the model, but Recovery.step has not seen the new processes yet
 RELOADED = "reloaded"
 REFUSING = "refusing"  # the model's processes died too often: a thread is unloading the model
 REFUSED = "refused"  # the model has been unloaded, and waits for a reload
@@ -39,13 +40,12 @@ STATES = (
 
 
 class Event(Enum):
-    """An event that changes a model's state: {state before: state after}. A state that is not
-    listed does not change."""
+    """An event that changes a model's state. Its value maps the state before the event to the state
+    after it. In any other state, the event changes nothing."""
 
-    # a new tritonserver loads everything that is staged, which may not include a model that is
-    # being unloaded
+    # A new tritonserver loads all staged models. A model that is being unloaded may not be staged.
     SERVER_STARTED = {state: LOADING for state in STATES if state != UNLOADING}
-    # the threads of the previous manager ended with it
+    # the threads that were reloading or unloading models ended with the previous manager
     MANAGER_STARTED = {
         ADDING: UNLOADING,
         RELOADING: RESTARTING,
@@ -55,8 +55,8 @@ class Event(Enum):
     LOADED = {LOADING: READY, ADDING: READY}
     LOAD_FAILED = {LOADING: FAILED, READY: FAILED}
     DIED = {READY: RELOADING}
-    # the model died too often or cannot be reloaded; a new tritonserver may have started in the
-    # meantime
+    # The model died too often, or it cannot be reloaded. It is LOADING if a new tritonserver has
+    # started in the meantime.
     REFUSE = {READY: REFUSING, RELOADING: REFUSING, LOADING: REFUSING}
     RELOAD_ENDED = {RELOADING: RELOADED}
     PROCESSES_SEEN = {RELOADED: READY}

@@ -1,4 +1,5 @@
-"""The table of models: the state of each model, and why it is not ready. Standard library only."""
+"""Defines the table of models, which records the state of each model and why it is not ready.
+Standard library only."""
 
 import math
 import time
@@ -35,21 +36,21 @@ from serving.settings.table import AT_START, POLICIES
 
 @dataclass(frozen=True)
 class Entry:
-    """A model in the table. Callers (in multi-model mode the platform) know it as `name`, Triton as
-    `triton_name`.
+    """A model in the table. Callers know it as `name`, Triton as `triton_name`. In multi-model
+    mode, `name` is the platform's name for the model, and callers use `target`.
 
     The model's client is created from `folder`. `load_id` is unique to each load; `column` is the
     column of the model's counter in the leases. `parts` are Triton's names for the models that an
     ensemble calls; `versions` are the versions that Triton has loaded. `target` and `url` are set
     for an archive, `signature` and `source` for a watched folder.
 
-    `reason` says why the model is not ready. `answered` says that the model has answered its
-    example or does not need to. A refused model is reloaded at `until`, and `refusals` counts how
-    often the model was refused. Processes that died before `began` (time.monotonic) belonged to an
-    earlier load or reload; `crashes` lists the times of later deaths.
+    `reason` says why the model is not ready. `answered` is true if the model has answered its
+    example, or does not need to. A refused model is reloaded at `until`; `refusals` counts how
+    often it was refused. A process that died before `began` (time.monotonic) belonged to an earlier
+    load or reload; `crashes` lists the times at which processes have died since.
 
-    `estimated` is the memory in bytes that the model was expected to take, and `bytes` is what it
-    was measured to take. The model may be evicted after `idle` seconds without a call.
+    `estimated` is how many bytes of memory the model was expected to take, and `bytes` is how many
+    it was measured to take. The model may be evicted after `idle` seconds without a call.
     """
 
     name: str
@@ -99,9 +100,10 @@ class Entry:
 
 @dataclass(frozen=True)
 class Rejection:
-    """A rejected change of model folders (name -> signature), or a rejected load on demand.
-    `reasons` contains one line per mistake. `until` (time.monotonic) is when the load may be tried
-    again, which is `seconds` after it failed. `code` is the code of the error that callers get."""
+    """Records that changed model folders, or a load on demand, were rejected. `folders` maps the
+    models' names to their signatures. `reasons` contains one line per mistake. `until`
+    (time.monotonic) is when the load may be tried again, which is `seconds` after it failed. `code`
+    is the code of the error that callers get."""
 
     folders: dict[str, str]
     reasons: list[str]
@@ -120,12 +122,14 @@ def _reasons(rejections: Iterable[Rejection]) -> str:
 
 @dataclass(frozen=True)
 class Models:
-    """The table of models: the models keyed by name, rejected changes, how many processes of each
-    model have died, tritonserver's process id, how many models it has reloaded, and `counts` of
-    loads on demand.
+    """The table of models.
 
-    `checking` names the models whose new folders are being checked. `was_ready` is true once all
-    models have answered their examples. `policy` is the name of the policy that loads the models.
+    `entries` contains the models, keyed by name. `rejected` lists rejected changes. `checking`
+    names the models whose new folders are being checked. `deaths` counts the processes of each
+    model that have died. `server` is tritonserver's process id, and `reloads` counts the reloads
+    since tritonserver started. `counts` are the counters of loads on demand. `was_ready` is true
+    once all models have answered their examples. `policy` is the name of the policy that loads the
+    models.
     """
 
     entries: Mapping[str, Entry] = field(default_factory=dict)
@@ -140,7 +144,7 @@ class Models:
 
     @property
     def by_call(self) -> bool:
-        """Return whether calls load the models. If so, there may be no models."""
+        """Return whether models are loaded by calls. If so, the table may be empty."""
         return POLICIES[self.policy].by_call
 
     @cached_property
@@ -205,7 +209,7 @@ class Models:
         """Return the error that says why the model is not ready, or None if it is. For an
         ensemble, the errors of its parts take precedence, at any depth."""
         called = [entry]
-        for model in called:  # the list grows meanwhile
+        for model in called:  # the loop itself appends to this list
             parts = filter(None, map(self.by_triton_name.get, model.parts))
             called += [part for part in parts if part not in called]
         errors = (model.error() for model in reversed(called))
@@ -218,8 +222,9 @@ class Models:
 
     def unready(self) -> ServingError | None:
         """Return the error for which /ping returns 503, or None if every model that should be
-        served is ready. A restarting or refused model does not count if the container has been
-        ready and serves other models, because a new container would have the same model."""
+        served is ready. Once the container has been ready, restarting and refused models are
+        ignored as long as other models are served: the platform would replace the container, and
+        the new one would have the same models."""
         entries = self.current
         if not entries:
             text = ": ".join(filter(None, ["no model is served", _reasons(self.rejected)]))

@@ -1,1 +1,2 @@
-"""Short-lived processes that run before or beside Triton, to find, stage and check the models."""
+"""Finds, stages and checks the models, in short-lived processes that run before or beside
+Triton."""

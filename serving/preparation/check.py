@@ -1,17 +1,14 @@
 """Finds mistakes in the models, for `serve --check` and for the models that `build_engines` writes.
 
-    config.pbtxt --protobuf--> configuration --client--> example
-        --preprocess--> the tensors that the inputs accept
+For each configuration of a model, this creates the client, and compares the tensors that the client
+makes from its example with the inputs in the configuration. The settings and the layout of the
+repositories have already been checked.
 
-Settings and layout have already been checked. The configurations for all devices are checked.
-Models without a mistake are then loaded into a separate tritonserver, which does not listen on a
-port, and tested with their examples:
+Models without a mistake are then loaded into a temporary tritonserver, which listens only on a Unix
+socket, and tested with their examples.
 
-    model folders -> links in a temporary folder -> tritonserver on Unix sockets there
-        -> load -> example
-
-It runs as a separate process, `python -m serving.preparation.check`, because process 1 uses only
-the standard library. It reads the settings from the environment.
+This is a separate process, `python -m serving.preparation.check`, because process 1 uses only the
+standard library. It reads the settings from the environment.
 """
 
 import os
@@ -57,8 +54,8 @@ QUIET = (
 
 
 def main() -> int:
-    """Print one line for each mistake and for each model that was loaded. Return 1 if anything is
-    wrong, else 0."""
+    """Check all models. Print one line for each mistake, and one for each model that was loaded.
+    Return 1 if anything is wrong, else 0."""
     signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(128 + signal.SIGTERM))
     settings = Settings.from_env(os.environ)
     if not settings.load_models:  # multi-model mode: no model is loaded at startup
@@ -132,14 +129,15 @@ def _mistakes_of_client(model: Model) -> Iterator[str]:
 
 
 def _line_of_client(err: BaseException, folder: Path) -> str:
-    """Return the line of the model's own client.py that the error comes from, or ""."""
+    """Return the line of the model's own client.py in which the error was raised, or "" if it was
+    raised elsewhere."""
     frames = traceback.extract_tb(err.__traceback__)
     own = [frame for frame in frames if Path(frame.filename) == folder / "client.py"]
     return f" (client.py, line {own[-1].lineno})" if own else ""
 
 
 def _mistake_of_tensor(spec: TensorSpec, array: Array | None) -> str:
-    """Return what is wrong with the array that a client makes for an input, or ""."""
+    """Return what is wrong with the `array` that a client makes for an input, or "" if it fits."""
     if array is None:
         return "" if spec.optional else f"no tensor for the input '{spec.name}'"
     row = array.shape[1:]
@@ -191,8 +189,9 @@ def failures(
 
 @contextmanager
 def _tritonserver(settings: Settings, run_dir: Path) -> Iterator[TritonGateway]:
-    """Yield a gateway to a new tritonserver without models. Raise TritonUnavailable if it does not
-    start. At the end, remove the files that it and its stubs leave in /dev/shm and /tmp."""
+    """Start a tritonserver without models, and yield a gateway to it. Raise TritonUnavailable if it
+    does not start. At the end, stop it, and remove the files that it and its Python stubs leave in
+    /dev/shm and /tmp."""
     prefix = f"check-{secrets.token_hex(8)}"
     began = time.time()
     with (run_dir / "log").open("wb") as log:
@@ -223,7 +222,8 @@ def _tritonserver(settings: Settings, run_dir: Path) -> Iterator[TritonGateway]:
 
 
 def _command(settings: Settings, run_dir: Path, prefix: str) -> list[str]:
-    """Return tritonserver's command line. Its regions in /dev/shm begin with `prefix`."""
+    """Return tritonserver's command line. The names of its files in /dev/shm begin with
+    `prefix`."""
     backends = tritonserver.backend_directory()
     flags: dict[str, object] = {
         "model-repository": run_dir / "models",

@@ -1,9 +1,10 @@
 """Finds the models to serve, and mistakes in the repositories: `python -m
 serving.preparation.survey`.
 
-`serve` runs it first, as a separate process, because process 1 uses only the standard library and
-reading config.pbtxt needs protobuf. It reads the settings from the environment and prints the
-Survey (repository/layout.py) as JSON. With `stage` it also stages the models for tritonserver.
+`serve` runs this first. It is a separate process because reading config.pbtxt needs protobuf, and
+process 1 uses only the standard library. It reads the settings from the environment, and prints the
+Survey (repository/layout.py) as JSON. With the argument `stage` it also stages the models for
+tritonserver.
 """
 
 import json
@@ -105,9 +106,12 @@ def _choose_engines(settings: Settings, backends: Path, chosen: Served) -> dict[
 
 
 def _stage(settings: Settings, backends: Path, chosen: Served) -> dict[str, Choice]:
-    """Stage every model that is not `unreadable`, and write the first table. tritonserver loads the
-    staged models whenever it starts; from then on only the model manager changes them. Add models
-    that cannot be staged to `unreadable`. Return the engine choices. Raise OSError."""
+    """Stage every model that is not `unreadable`, and write the first table of models. Add models
+    that cannot be staged to `unreadable`. Return the engine choices. Raise OSError.
+
+    tritonserver loads all staged models whenever it starts. After startup, only the model manager
+    changes the staged models and the table.
+    """
     store = Store(settings.staged_folder, settings, backends)
     entries: dict[str, Entry] = {}
     signatures: dict[str, str] = {}
@@ -178,8 +182,8 @@ def served(
 def _unknown_names(
     variables: Mapping[str, str], models: Mapping[str, Path], folders: Sequence[Path]
 ) -> Iterator[str]:
-    """Yield a message for each key of `variables` that is not a model. The value is the setting
-    that names it."""
+    """Yield a message for each key of `variables` that is not the name of a model. Its value is the
+    variable that contains the name."""
     places = ", ".join(map(str, folders))
     for name, variable in variables.items():
         if name not in models:
@@ -192,13 +196,14 @@ def _unknown_names(
 def _read_configs(
     models: Mapping[str, Path], names: Sequence[str], device: str, example: str
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the configurations of the named models and their ensembles' parts, and the reason for
-    each that cannot be read. Raise LayoutError if a part or a version is missing."""
+    """Return two dictionaries: the configurations of the named models and of the models that they
+    call, and for each configuration that cannot be read the reason. Raise LayoutError if a model
+    that is called does not exist, or if a model has no version."""
     mistakes: list[str] = []
     unreadable: dict[str, str] = {}
     configs: dict[str, Any] = {}
     pending = [(name, "") for name in names]
-    for name, user in pending:  # the list grows meanwhile
+    for name, user in pending:  # the loop itself appends to this list
         if name in configs:
             continue
         if name not in models:
@@ -223,8 +228,8 @@ def _refuse(mistakes: Iterable[str], *example: str) -> None:
 
 
 def _mistakes_of_permission(folders: Iterable[Path]) -> Iterator[str]:
-    """Yield a message about the files in each folder that this user may not read. The image does
-    not run as root, and archives preserve permissions."""
+    """Yield a message for each folder that contains files which the current user may not read. That
+    can happen because the image does not run as root, and archives preserve permissions."""
     for folder in folders:
         paths = [folder, *folder.rglob("*")] if folder.exists() else []
         closed = [str(path) for path in paths if _is_closed(path)]
@@ -236,16 +241,16 @@ def _mistakes_of_permission(folders: Iterable[Path]) -> Iterator[str]:
 
 
 def _is_closed(path: Path) -> bool:
-    """Return whether this user lacks the permission to read the file, or to enter the folder."""
-    if path.name == "lost+found" or not os.access(path, os.F_OK):  # a broken link
+    """Return whether the current user may not read the file, or may not enter the folder."""
+    if path.name == "lost+found" or not os.access(path, os.F_OK):  # False for a broken link
         return False
     needed = os.R_OK | os.X_OK if path.is_dir() else os.R_OK
     return not os.access(path, needed)
 
 
 def _entered(folder: Path, warnings: list[str]) -> Path:
-    """Return the folder, or its only subfolder if that is the repository (as in tar czf
-    model.tar.gz model_repository)."""
+    """Return the folder, or its only subfolder if that is the actual repository. That happens if an
+    archive was made with `tar czf model.tar.gz model_repository`."""
     with suppress(OSError):  # _collect reports the error
         inner = folders_in(folder)
         if (
