@@ -1,2 +1,2 @@
-"""The model folders on disk, checks that they fit this machine, and the folder that Triton reads
-(staging.py)."""
+"""Finds model folders on disk, checks that they can be served on this machine, and writes the
+folder that Triton reads (staging.py)."""

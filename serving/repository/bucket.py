@@ -1,11 +1,11 @@
-"""A bucket of on-demand models: Amazon S3, Google Cloud Storage, Azure Blob Storage, or a server
-with the API of one of them.
+"""Reads on-demand models from a bucket: Amazon S3, Google Cloud Storage, Azure Blob Storage, or a
+server with the API of one of them.
 
     NAME/config.pbtxt, NAME/1/model.onnx, …    a model folder
     NAME.tar.gz                                an archive
 
-A model is fetched into the cache. Only the manager imports this module, and only if the repository
-is a bucket.
+A model is fetched into the cache (cache.py). Only the model manager imports this module, and only
+if the model repository is a bucket.
 """
 
 import re
@@ -37,12 +37,12 @@ RETRIES = {"max_retries": 2, "retry_timeout": timedelta(hours=1)}
 PAGE = 1_000  # objects that one request lists
 MOST_OBJECTS = 10 * PAGE  # objects that are listed; a model folder must have fewer
 LIST_SECONDS = 30.0  # the names are listed again after this time
-PIECE = 2**20  # bytes of an object that are in memory at once
-# bytes of an object's URL; S3 answers 400 if the key, which is a part of the URL, is longer
+PIECE = 2**20  # bytes of an object that are in memory at a time
+# Bytes of an object's URL. S3 answers 400 if the key, which is a part of the URL, is longer.
 LONGEST_URL = 1024
-# The reasons to show, keyed by patterns for the beginning of a line in obstore's error messages.
-# The first match counts. No line begins with a name that a caller has chosen. The messages
-# themselves are not shown, because they quote URLs and replies, which may contain credentials.
+# The reasons to show instead of obstore's error messages, which quote URLs and replies that may
+# contain credentials. The keys are patterns for the beginning of a line in the message; the first
+# one that matches counts. Callers cannot influence how a line begins.
 REASONS = {
     r"https?://(169\.254\.|[^/]+/computeMetadata/)": "no credentials were found: set them, or give "
     "it a role",
@@ -62,8 +62,8 @@ OTHER_REASON = "check the settings and credentials (docs/on-demand.md)"
 
 
 class BucketSource(Source):
-    """The models in the bucket at `url`, which may have a path. obstore finds the credentials in
-    the environment, or asks the cloud for those of the container's role."""
+    """The models in the bucket at `url`, which may include a path. obstore takes the credentials
+    from the environment, or else asks the cloud for those of the container's role."""
 
     def __init__(self, url: str, cache: Cache, silent_seconds: float = SILENT_SECONDS) -> None:
         super().__init__(cache)
@@ -150,13 +150,15 @@ class BucketSource(Source):
             file = folder / PurePosixPath(path).relative_to(found.name)
             with self._errors():
                 is_mark = each["size"] == 0 and not self._head(path)
-            if is_mark:  # it marks a folder: its key ends with "/", which obstore removes
+            # an empty object whose key ends with "/" stands for a folder; obstore removes the "/"
+            if is_mark:
                 file.mkdir(parents=True, exist_ok=True)
             else:
                 self._fetch(path, file)
 
     def _fetch(self, path: str, file: Path, take: Callable[[int], object] = int) -> int:
-        """Write an object to a file. Return its size. Call `take` with the size first."""
+        """Fetch an object into a new file. Before writing, call `take` with its size. Return the
+        size."""
         file.parent.mkdir(parents=True, exist_ok=True)
         with self._errors(), file.open("xb") as opened:
             got = obstore.get(self._store, path)

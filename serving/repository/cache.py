@@ -1,5 +1,5 @@
-"""Keeps unpacked and fetched models, each in a folder of its own. With SERVE_RUN_DIR, the folders
-survive a restart."""
+"""Keeps models that were unpacked from archives or fetched from a bucket, each in its own folder.
+If SERVE_RUN_DIR is set, the folders survive a restart."""
 
 import errno
 import os
@@ -20,9 +20,9 @@ Write = Callable[[Path, Callable[[int], None]], None]
 
 
 class Cache:
-    """Folders of models in `root`, with at most `most` bytes in total (0: half of what is free).
-    The least recently used ones are removed first, except those of loaded models, which `served`
-    returns. Thread-safe."""
+    """A cache of model folders in `root`, with at most `most` bytes in total (0: half of the free
+    space). The least recently used folders are removed first. The folders of loaded models, which
+    `served` returns, are never removed. Thread-safe."""
 
     def __init__(self, root: Path, most: int, served: Callable[[], Collection[Path]]) -> None:
         self._root, self._served = root, served
@@ -32,15 +32,16 @@ class Cache:
         for unfinished in root.glob(".*"):
             shutil.rmtree(unfinished, ignore_errors=True)
         folders = sorted(root.iterdir(), key=lambda path: path.stat().st_mtime_ns)
-        # the bytes of each folder, ordered from the least to the most recently used
+        # the size of each folder in bytes, ordered from the least to the most recently used
         self._sizes = {folder: size_of(folder) for folder in folders}
         available = shutil.disk_usage(root).free + sum(self._sizes.values())
         self._most = most or available // 2
 
     @contextmanager
     def folder(self, key: str, write: Write) -> Iterator[Path]:
-        """Yield the folder of the model with this key, which is not removed inside the `with`
-        block. If there is none, `write` it. Raise the errors of `write`, or OSError."""
+        """Yield the folder of the model with this key, which is not removed before the `with` block
+        ends. If the folder does not exist, call `write` to create it. Raise the errors of `write`,
+        or OSError."""
         folder = self._root / digest(key)
         with self._lock:
             self._in_use.add(folder)

@@ -1,5 +1,5 @@
-"""Checks that a configuration does not make tritonserver crash or hang, exhaust the machine's
-resources, or read files that it must not. Every model is checked before it is staged
+"""Rejects configurations that would make tritonserver crash or hang, exhaust the machine's
+resources, or read files that it must not read. Every model is checked before it is staged
 (repository/staging.py), wherever it comes from."""
 
 import math
@@ -17,18 +17,18 @@ from serving.repository.paths import named_file, real_path
 from serving.repository.unpacking import size_of
 from serving.settings.table import Settings
 
-# Bytes of memory that an instance takes besides its weights: a plain Python stub takes 17 MB, a
-# stub with NumPy and ONNX Runtime 30 MB, and each instance takes 1 MB of shared memory.
+# Bytes of memory that an instance takes besides its weights. A plain Python stub takes 17 MB, a
+# stub with NumPy and ONNX Runtime takes 30 MB, and each instance takes 1 MB of shared memory.
 PER_INSTANCE = 32 * 1024 * 1024
-# Memory per byte of model files: weights are read and then packed for the processor. A ResNet-50 of
-# 102 MB takes 2 to 4 times its size.
+# Bytes of memory for each byte of the model's files, because weights are read and then packed for
+# the processor. A ResNet-50 of 102 MB takes 2 to 4 times its size.
 PER_BYTE_OF_FILES = 2
 SHARING = "pytorch"  # the backend whose instances share one copy of the weights
-MOST_INSTANCES = 256  # instances of one model: more than any machine has processors
+MOST_INSTANCES = 256  # instances of one model, more than machines have processors
 MOST_THREADS = 1024  # threads of one instance
-MOST_ROWS = 2**20  # max_batch_size: a sequence batcher allocates a slot for each row
-MOST_LEVELS = 1000  # priority levels: Triton allocates a queue for each
-MOST_ELEMENTS = 2**31 - 1  # elements in a row of a tensor: a gRPC message has at most 2 GB
+MOST_ROWS = 2**20  # max_batch_size; a sequence batcher allocates a slot for each row
+MOST_LEVELS = 1000  # priority levels; Triton allocates a queue for each
+MOST_ELEMENTS = 2**31 - 1  # elements in a row of a tensor; a gRPC message has at most 2 GB
 MOST_WARMUP = 2**27  # elements in a warm-up tensor, which Triton allocates
 MOST_RUNS = 10_000  # repetitions of a warm-up
 THREADS = {
@@ -39,9 +39,10 @@ THREADS = {
     "INFERENCE_NUM_THREADS",
 }
 EXTENSION = "CPU_EXTENSION_PATH"
-# names of stubs and their model files; strict, because stubs are started through a shell
+# Names of Python models and their files. The pattern is strict, because Triton starts the stub of
+# such a model through a shell.
 STARTABLE = re.compile(r"[A-Za-z0-9._-]{1,255}")
-# a name from which Triton derives the name of a library
+# names from which Triton derives the file name of a library
 _LIBRARY = re.compile(r"(?!\.)[A-Za-z0-9._-]*")
 
 
@@ -82,7 +83,8 @@ def loaded_versions(model: Path, config: Any) -> list[Path]:
 
 
 def instances_of(model: Path, config: Any) -> int:
-    """Return how many instances Triton starts, counting all versions. A count of 0 means 1."""
+    """Return how many instances Triton starts for all versions of the model. A group whose count is
+    0 has one instance."""
     counts = [max(1, group.count) * max(1, len(group.gpus)) for group in config.instance_group]
     return (sum(counts) or 1) * max(1, len(loaded_versions(model, config)))
 
@@ -99,8 +101,8 @@ def memory_of(model: Path, config: Any) -> int:
 
 
 def _check_instances(folder: Path, config: Any, settings: Settings) -> None:
-    """Refuse more instances than a model may have or than this machine has memory for. A single
-    instance is always accepted."""
+    """Raise ConfigError if the model has more instances than any model may have, or more than this
+    machine has memory for. A single instance is always accepted."""
     count = instances_of(folder, config)
     if count == 1:
         return
@@ -122,7 +124,8 @@ def _check_instances(folder: Path, config: Any, settings: Settings) -> None:
 
 
 def _check_versions(folder: Path, config: Any) -> None:
-    """Refuse versions that tritonserver accepts, but on which it crashes or waits forever."""
+    """Raise ConfigError for a version that tritonserver accepts, but on which it would crash or
+    wait forever."""
     file = config.default_model_filename or FILES["python"]
     for version in versions(folder)[-1:]:
         if int(version.name) >= 2**63:
@@ -146,8 +149,8 @@ def _libraries(config: Any) -> Iterator[tuple[str, str]]:
 
 
 def _numbers(config: Any) -> Iterator[tuple[str, int, int]]:
-    """Yield (name, number, maximum) for each number that determines how much memory Triton
-    allocates or how often it repeats work."""
+    """Yield (name, number, maximum) for each number in the configuration that determines how much
+    memory Triton allocates, or how often it repeats work."""
     sequences = config.sequence_batching
     yield "max_batch_size", config.max_batch_size, MOST_ROWS
     yield "priority_levels", config.dynamic_batching.priority_levels, MOST_LEVELS
@@ -174,8 +177,9 @@ def _elements(dims: Any) -> int:
 
 
 def _check_files(folder: Path, config: Any, root: Path | None) -> None:
-    """Refuse files named in config.pbtxt that are outside the model's folder, or are neither a file
-    nor a folder. Clients check the files that their settings name (clients/base.py)."""
+    """Raise ConfigError if config.pbtxt names something that is outside the model's folder, or is
+    neither a file nor a folder. The files that a client's parameters name are checked by the client
+    (clients/base.py)."""
     for output in config.output:
         named_file(folder, output.label_filename, root)
     for warmup in config.model_warmup:

@@ -1,11 +1,13 @@
 """Completes the config.pbtxt of a model that uses Triton's Python backend or a backend based on it.
 
-If Triton completes configurations, it starts each Python-based model twice, and a load takes 1.4 s
-instead of 0.15 s. This can only be turned off for all models at once. So if all backends are
-Python-based, it is turned off, and `python -m serving.repository.completion MODEL CONFIG BACKENDS`
-completes a configuration instead. It calls the function `complete` of our own backends, or else
-`auto_complete_config` of the backend's or the model's code, as the Python backend does. Classes
-that exist only in Triton's stub, such as Tensor, are replaced by empty ones for that code.
+Triton can complete configurations itself, but then it starts each Python-based model twice, and a
+load takes 1.4 s instead of 0.15 s. Triton's completion can only be turned off for all models at
+once. If all backends are Python-based, it is turned off, and a separate process completes each
+configuration: `python -m serving.repository.completion MODEL CONFIG BACKENDS`.
+
+That process calls the function `complete` of this project's backends, or else, as the Python
+backend does, the function `auto_complete_config` of the backend's or the model's code. Classes that
+exist only in Triton's stub, such as Tensor, are replaced by empty ones.
 """
 
 import importlib
@@ -40,8 +42,9 @@ def is_complete(model: Path, config: Any) -> bool:
 
 
 def complete(model: Path, backends: Path, source: str, seconds: float) -> None:
-    """Complete the configuration in the folder `model`. A separate process does this, because it
-    runs the model's code. `source` names the configuration in errors. Raise ConfigError."""
+    """Complete the configuration in the folder `model` in a separate process, because that runs the
+    model's code. Raise ConfigError, in which `source` names the configuration, if that fails or
+    takes more than `seconds`."""
     module = "serving.repository.completion"
     words = map(str, (model, model / CONFIG, backends))
     command = [*dying_with_us("KILL"), sys.executable, "-m", module, *words]
@@ -103,7 +106,7 @@ def _completed(config: Any, version: Path, backends: Path) -> Any:
 
 
 class _Absent(type):
-    """The metaclass of classes whose methods do nothing."""
+    """The metaclass of empty classes, whose class methods all exist and do nothing."""
 
     def __getattr__(cls, name: str) -> Callable[..., None]:
         return lambda *_, **__: None

@@ -1,14 +1,17 @@
 """Chooses the engine that runs an ONNX model on the CPU: ONNX Runtime, or OpenVINO if it can
 compute in BF16.
 
-    cpu_engine in config.pbtxt: onnxruntime, openvino --> that one
-    SERVE_CPU_ENGINE: onnxruntime, openvino ------------> that one
-    cpu_engine: auto, as build_engines writes ----------> OpenVINO with AMX or AVX512-BF16
-    none of these --------------------------------------> ONNX Runtime, as config.pbtxt says
+The first of these that applies decides:
 
-If OpenVINO cannot run or rejects the model, ONNX Runtime is used, so a repository works on every
-machine. BF16 has only 8 significant bits, so a model is computed in BF16 only if its config.pbtxt
-has a cpu_engine or asks for BF16.
+    config.pbtxt has cpu_engine onnxruntime or openvino -> that engine
+    SERVE_CPU_ENGINE is onnxruntime or openvino ---------> that engine
+    config.pbtxt has cpu_engine auto --------------------> OpenVINO if the processor has AMX or
+                                                           AVX512-BF16, else ONNX Runtime
+    otherwise -------------------------------------------> ONNX Runtime, as config.pbtxt says
+
+If OpenVINO cannot run here or rejects the model, ONNX Runtime is used instead, so that a repository
+works on every machine. BF16 has only 8 significant bits. So a model is computed in BF16 only if its
+config.pbtxt has a cpu_engine or asks for BF16.
 """
 
 import importlib.util
@@ -39,12 +42,12 @@ ONNX_RUNTIME = "onnxruntime"
 OPENVINO = "openvino"
 PARAMETER = "cpu_engine"  # a parameter in config.pbtxt
 NAMES = {ONNX_RUNTIME: "ONNX Runtime", OPENVINO: "OpenVINO"}
-# Linux's names -> the manufacturers' names, fastest first
+# instruction sets for BF16, fastest first: maps Linux's names to the manufacturers' names
 BF16 = {"amx_bf16": "AMX", "avx512_bf16": "AVX512-BF16"}
 # OpenVINO's parameters
 PRECISION = "INFERENCE_PRECISION_HINT"
 BF16_HINT = "HINT_BF16"
-# the number of threads, as ONNX Runtime and as OpenVINO call it
+# the parameters of ONNX Runtime and of OpenVINO for the number of threads
 ONNX_THREADS = "intra_op_thread_count"
 OPENVINO_THREADS = "INFERENCE_NUM_THREADS"
 
@@ -62,8 +65,8 @@ class Processor:
 
 @dataclass(frozen=True)
 class Choice:
-    """A chosen engine. `reason` follows "because" in a message. `refused` means that another engine
-    was requested."""
+    """The engine that was chosen for a model, and why. `reason` follows the word "because" in
+    messages. `refused` is true if another engine had been requested."""
 
     engine: str
     reason: str
@@ -117,8 +120,8 @@ def fitted(model: Path, settings: Settings, processor: Processor) -> tuple[Any, 
         config.parameters[ENGINE_REASON].string_value = choice.reason
     if choice and choice.engine == OPENVINO:
         _use_openvino(config)
-        # Only the setting, not the model, asked for OpenVINO, so compute in FP32. OpenVINO would
-        # otherwise use BF16 if the processor supports it.
+        # OpenVINO would compute in BF16 if the processor supports it. Make it compute in FP32 if
+        # only SERVE_CPU_ENGINE, and not the model's author, has asked for OpenVINO.
         has_precision = PRECISION in config.parameters or BF16_HINT in config.parameters
         if processor.has_own_backend and not requested and not has_precision:
             config.parameters[PRECISION].string_value = "f32"
@@ -158,7 +161,7 @@ def engine_of(config: Any) -> str:
 
 
 def this_processor(backends: Path) -> Processor:
-    """Describe this machine's processor. Look for Python packages without importing them."""
+    """Describe this machine's processor. `backends` is the folder of Triton's backends."""
     folder = backends / OPENVINO
     has_own_backend = (folder / "model.py").is_file()
     obstacle = "" if folder.is_dir() else f"there is no backend '{OPENVINO}'"
@@ -168,8 +171,8 @@ def this_processor(backends: Path) -> Processor:
 
 
 def choice_lines(choices: Mapping[str, Choice], refused: bool) -> list[str]:
-    """Return one log line per choice, with its models. Include only choices with this value of
-    `refused`."""
+    """Return a log line for each different choice, which names the models. Include only choices
+    whose `refused` has this value."""
     lines: dict[str, list[str]] = {}
     for name, choice in sorted(choices.items()):
         if choice.refused == refused:

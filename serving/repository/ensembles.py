@@ -1,5 +1,5 @@
-"""Describes what is wrong with the folders of an ensemble and its parts, at startup and when an
-archive is loaded."""
+"""Finds mistakes in the folders of an ensemble and its parts, and describes them in error messages.
+Used at startup and when an archive is loaded."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -22,7 +22,7 @@ def check_parts(folder: Path, others: Sequence[Path]) -> None:
         return
     missing = [part for part in parts_of(config) if part not in {path.name for path in others}]
     inside = [part for part in missing if part in _models_in(folder)]
-    if inside and folder.name == "model":  # the platform's name for the root of every archive
+    if inside and folder.name == "model":  # SageMaker calls the root of every archive so
         raise ConfigError("", at_root(folder, config.name or "ensemble"))
     if inside:
         raise ConfigError("", missing_part(folder, inside[0], [path.name for path in others]))
@@ -31,8 +31,8 @@ def check_parts(folder: Path, others: Sequence[Path]) -> None:
 
 
 def missing_part(folder: Path, part: str, names: Sequence[str]) -> str:
-    """Return the error message for an ensemble in `folder` that calls `part`, which is not in
-    `names`."""
+    """Return the error message for an ensemble in `folder` that calls the model `part`, which is
+    not one of the models in `names`."""
     text = (
         f"the model '{folder.name}' calls '{part}', which does not exist; the models are: "
         f"{listed(names)}"
@@ -77,7 +77,7 @@ def names_of(paths: Iterable[Path]) -> str:
 
 
 def listed(names: Iterable[str]) -> str:
-    """Return the first LISTED names in order, and how many more there are."""
+    """Join the first LISTED names, in alphabetical order, and say how many more there are."""
     ordered = sorted(names)
     text = ", ".join(ordered[:LISTED]) or "nothing"
     more = len(ordered) - LISTED

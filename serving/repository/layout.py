@@ -1,5 +1,5 @@
-"""The layout of a model repository (models, versions, configurations), and the result of the
-survey. Standard library only.
+"""Defines the layout of a model repository (models, versions, configurations), and the result of
+surveying the repositories. Standard library only.
 
 A repository is a folder of model folders. Several repositories are served as one. `serve` never
 writes to a repository: Triton reads links to its files (repository/staging.py).
@@ -26,7 +26,8 @@ WEIGHTS = (
     "model.xml",
     "model.dali",
 )
-PLATFORMS = {  # Triton's platforms: their backends and default file names (core/src/constants.h)
+# maps Triton's platforms to their backends and default file names (Triton's core/src/constants.h)
+PLATFORMS = {
     "onnxruntime_onnx": ("onnxruntime", "model.onnx"),
     "tensorrt_plan": ("tensorrt", "model.plan"),
     "pytorch_libtorch": ("pytorch", "model.pt"),
@@ -48,15 +49,15 @@ class LayoutError(Exception):
 
 
 def is_model(folder: Path) -> bool:
-    """Return whether the folder contains a configuration, a version or weights. The code/ folder of
-    another container contains none of them."""
+    """Return whether the folder contains a configuration, a version or weights. (The folder code/
+    that other SageMaker containers use contains none of them.)"""
     named = any((folder / name).exists() for name in (CONFIG, *WEIGHTS))
     return named or bool(versions(folder)) or any(folder.glob("configs/*.pbtxt"))
 
 
 def holds_models(folder: Path) -> bool:
-    """Return whether the folder contains a model, or something that was meant to be one and whose
-    mistakes must be reported."""
+    """Return whether the folder contains a model, or something that may be meant as one, so that
+    its mistakes must be reported."""
     try:
         return is_model(folder) or any(
             is_model(child) or has_a_model(child) for child in folders_in(folder)
@@ -78,8 +79,8 @@ def final_folders(
 
 
 def folders_in(folder: Path) -> list[Path]:
-    """Return the folders in a folder, sorted by name, except hidden ones and those whose names no
-    model may have."""
+    """Return the subfolders of a folder whose names a model may have, sorted by name. Hidden
+    folders are left out."""
     return sorted(path for path in folder.iterdir() if is_name(path.name) and path.is_dir())
 
 
@@ -95,8 +96,8 @@ def versions(model: Path) -> list[Path]:
 
 
 def own_client(model: Path, named: str = "") -> Path | None:
-    """Return the file of the client that the model repository contains for `model`, or None if
-    there is none. `named` is the parameter `client` in config.pbtxt."""
+    """Return the file in the model repository that defines the client of `model`, or None if there
+    is none. `named` is the value of the parameter `client` in config.pbtxt."""
     name = (named or model.name).replace("-", "_")
     files = [model / CLIENT]
     if name.isidentifier() and not name.startswith("_"):
@@ -105,19 +106,21 @@ def own_client(model: Path, named: str = "") -> Path | None:
 
 
 def config_file(model: Path, device: str) -> Path:
-    """Return the configuration file for the `device`. If it is only a partial configuration, it is
-    merged into config.pbtxt."""
+    """Return the configuration file for the `device`. The file may be partial, in which case
+    model_config.py merges it into config.pbtxt."""
     cpu_config = model / "configs/cpu.pbtxt"
     return cpu_config if device == "cpu" and cpu_config.is_file() else model / CONFIG
 
 
 @dataclass(frozen=True)
 class Survey:
-    """The result of surveying the repositories: their final folders, the models to load, the
-    `default` model for requests that name none (or ""), and lines for the log. `engines` are lines
-    about the chosen engines. Startup fails if there are `mistakes`, which concern the layout, or
-    `unreadable` configurations. preparation/survey.py creates it; it is passed between processes as
-    JSON."""
+    """The result of surveying the repositories, which preparation/survey.py returns as JSON.
+
+    `folders` are the final folders of the repositories, `models` the names of the models to load,
+    and `default` the model for requests that name none, or "". `warnings`, and `engines`, which
+    says which engines were chosen and why, are lines for the log. Startup fails if there are
+    `mistakes` in the layout or `unreadable` configurations.
+    """
 
     folders: Sequence[str] = ()
     models: Sequence[str] = ()

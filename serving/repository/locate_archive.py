@@ -1,7 +1,8 @@
-"""Finds the models in a multi-model archive that the platform has unpacked.
+"""Finds the models in an unpacked archive.
 
-An archive contains either one model, with its config.pbtxt at the root or in the only model folder,
-or an ensemble and its parts, each in a folder of its own. Other folders are ignored.
+An archive contains either one model or an ensemble and its parts. A single model has its
+config.pbtxt at the root or in the only model folder. An ensemble and its parts each have their own
+folder. Other folders are ignored.
 """
 
 import os
@@ -32,9 +33,9 @@ _BELOW_ROOT = re.compile(r"/[0-9A-Za-z._]+/model(/[0-9A-Za-z._]+)?")
 
 @dataclass(frozen=True)
 class Archive:
-    """A located archive. `folder` is the folder of the model or the ensemble; `parts` are all
-    folders that Triton must see, including `folder`; `root` is the unpacked archive, which no link
-    may leave."""
+    """The models that were found in an archive. `folder` is the folder of the model or the
+    ensemble. `parts` are all folders that Triton must load, including `folder`. `root` is the
+    folder of the unpacked archive; links must not lead out of it."""
 
     folder: Path
     parts: tuple[Path, ...]
@@ -54,7 +55,7 @@ def locate(url: str, root: Path) -> Archive:
         raise InvalidRequest(f"'url' must be {expected}; got '{url}'")
     if not path.is_dir():
         raise InvalidRequest(f"there is no folder {path}")
-    # Triton would load any file that a link points to, and quote it in its errors
+    # Check links, because Triton would load any file that they point to, and quote it in errors.
     identifier, model, *_ = path.relative_to(root).parts
     return archive_in(path, real_path(root / identifier / model, real_path(root)))
 
@@ -73,7 +74,7 @@ def model_in(folder: Path, root: Path) -> Archive:
     """Return the model in a folder of a repository, with the models beside it that it calls. Raise
     ConfigError if it is invalid, or if a link leads out of `root`."""
     models = [folder]
-    for model in models:  # the list grows meanwhile
+    for model in models:  # the loop itself appends to this list
         check_entries(model, root)
         for name in parts_of(read_file(model / CONFIG)):
             part = folder.parent / name

@@ -1,5 +1,5 @@
-"""Reads config.pbtxt as Triton's ModelConfig, and answers questions about it. Process 1 cannot
-import this module, because it needs protobuf."""
+"""Reads config.pbtxt as Triton's ModelConfig, a protobuf message, and answers questions about it.
+Process 1 cannot import this module, because it has only the standard library."""
 
 import importlib.util
 import sys
@@ -23,15 +23,17 @@ PLAN_REMEDIES = (
     "built with: build it here (python -m build_engines build NAME --for tensorrt), or have "
     "ONNX Runtime's TensorRT provider serve the ONNX file (--for gpu); docs/build_engines.md"
 )
-LARGEST_CONFIG = 2**20  # bytes of config.pbtxt: 1.5 MB take 5 s to parse; ours have about 2 kB
+# bytes of config.pbtxt, of which 1.5 MB take 5 s to parse; this project's files have about 2 kB
+LARGEST_CONFIG = 2**20
 # A parameter that build_engines writes for a text model whose rows do not depend on the padding.
-# Its value is the maximum length of a text in tokens. With it, this project's backends batch texts
-# of different lengths; NVIDIA's cannot.
+# Its value is the maximum length of a text in tokens. It lets this project's backends batch texts
+# of different lengths, which NVIDIA's backends cannot do.
 RAGGED = "ragged_batches"
 IDS = "input_ids"
-# the other inputs of such a model, and the values that the backend fills in if a request has none
+# The other inputs of such a model, and the values that the backend fills in if a request does not
+# have them.
 FILLED = {"attention_mask": 1, "token_type_ids": 0}
-# import the module without its package, which imports grpc and takes half a second
+# Import the module without its package: that would import grpc, which takes half a second.
 if MESSAGES not in sys.modules:
     _package: Any = importlib.util.find_spec("tritonclient")
     _spec: Any = PathFinder.find_spec(
@@ -54,7 +56,8 @@ class Unreadable(ConfigError):
 
 
 def parse_config(text: str) -> Any:
-    """Parse a config.pbtxt. Raise ConfigError with the line and column of a mistake."""
+    """Parse the text of a config.pbtxt. Raise ConfigError with the line and column of the first
+    mistake."""
     try:
         return text_format.Parse(text, ModelConfig())
     except text_format.ParseError as err:
@@ -62,8 +65,8 @@ def parse_config(text: str) -> Any:
 
 
 def read_file(file: Path) -> Any:
-    """Read a config.pbtxt. Return an empty ModelConfig if there is no file, because Triton
-    completes it. Raise Unreadable."""
+    """Read a config.pbtxt. If there is no file, return an empty ModelConfig, which Triton will
+    complete. Raise Unreadable."""
     try:
         return parse_config(_text(file)) if file.is_file() else ModelConfig()
     except (OSError, UnicodeDecodeError, ConfigError) as err:
@@ -95,21 +98,21 @@ def read_merged(model: Path, file: Path) -> Any:
 
 
 def is_whole(config: Any) -> bool:
-    """Return whether the configuration lists tensors. If so, it replaces config.pbtxt, as in
-    Triton; otherwise it overrides some of its fields."""
+    """Return whether a configuration for a device lists tensors. If so, it replaces config.pbtxt,
+    as in Triton. Otherwise only its fields override those of config.pbtxt."""
     return bool(config.input or config.output)
 
 
 def merged(base: Any, override: Any, text: str) -> Any:
-    """Return a copy of `base` in which the fields of `override` replace the existing ones. `text`
-    is the text of `override`. Maps, such as `parameters`, are merged by key. The model's file name
-    is replaced together with the backend."""
+    """Return a copy of `base` in which the fields of `override` replace the existing ones. Maps,
+    such as `parameters`, are merged by key. If `override` changes the backend, the file name of
+    `base` is dropped too. `text` is the text of `override`."""
     config = ModelConfig()
     config.CopyFrom(base)
     replaced = {field.name for field, _ in override.ListFields() if not is_map(field)}
     for name in replaced | BACKEND if replaced & BACKEND else replaced:
         config.ClearField(name)
-    # use the text, because a message does not distinguish a 0 from a missing number
+    # merge the text, because a message does not distinguish the number 0 from a missing field
     return text_format.Merge(text, config)
 
 
@@ -119,8 +122,8 @@ def is_map(field: Any) -> bool:
 
 
 def shared_clients(model: Path, config: Any) -> Path | None:
-    """Return the repository's shared clients folder if it contains the model's client, else
-    None."""
+    """Return the folder of clients that the models of the repository share if it contains the
+    client of `model`, else None."""
     file = own_client_of(model, config)
     return file.parent if file and file.parent != model else None
 
@@ -135,8 +138,8 @@ def mistake_of_client(model: Path, config: Any, settings: Settings) -> str:
 
 
 def own_client_of(model: Path, config: Any) -> Path | None:
-    """Return the file of the client that the model repository contains for `model`, or None.
-    `config` is the model's ModelConfig."""
+    """Return the file in the model repository that defines the client of `model`, or None if there
+    is none. `config` is the model's ModelConfig."""
     return own_client(model, parameter_of(config, "client"))
 
 
@@ -151,7 +154,8 @@ def written(config: Any) -> str:
 
 
 def backend_of(config: Any) -> str:
-    """Return the name of the backend, or "" if Triton derives it from the model's files."""
+    """Return the name of the backend, or "" if the configuration names none and Triton derives it
+    from the model's files."""
     if config.platform == ENSEMBLE or config.HasField("ensemble_scheduling"):
         return ENSEMBLE
     return str(config.backend or PLATFORMS.get(config.platform, (config.platform, ""))[0])
@@ -173,7 +177,7 @@ def configs_of_parts(config: Any, find: Callable[[str], Any]) -> dict[str, Any]:
     `find` returns a configuration by name."""
     configs: dict[str, Any] = {}
     names = parts_of(config)
-    for name in names:  # the list grows meanwhile
+    for name in names:  # the loop itself appends to this list
         if name not in configs:
             configs[name] = find(name)
             names += parts_of(configs[name])
@@ -193,7 +197,7 @@ def correlation_type(config: Any) -> str | None:
 
 
 def sequence_idle_seconds(config: Any) -> float:
-    """Return the seconds without a request after which Triton ends a sequence."""
+    """Return after how many seconds without a request Triton ends a sequence."""
     return (
         float(config.sequence_batching.max_sequence_idle_microseconds / 1e6)
         or SEQUENCE_IDLE_SECONDS
@@ -208,8 +212,8 @@ def datatype_name(data_type: int) -> str:
 
 
 def merge_all_lengths(config: Any) -> None:
-    """Let Triton merge texts of different lengths into one batch, and make the inputs optional that
-    the backend fills in."""
+    """Let Triton merge texts of different lengths into one batch. Make the inputs that the backend
+    can fill in optional."""
     for spec in config.input:
         spec.optional = spec.name in FILLED
         spec.allow_ragged_batch = spec.optional or spec.name == IDS

@@ -1,4 +1,4 @@
-"""Checks the Python packages that a model contains (EXECUTION_ENV_PATH in config.pbtxt)."""
+"""Checks the Python packages that a model brings along (EXECUTION_ENV_PATH in config.pbtxt)."""
 
 import re
 import sys
@@ -15,21 +15,22 @@ from serving.repository.paths import MOST_ENTRIES, real_path
 
 PACKAGES = "EXECUTION_ENV_PATH"
 MODEL = "$$TRITON_MODEL_DIRECTORY"  # Triton's placeholder for the model's folder
-# maximum size of unpacked packages in bytes: a conda environment with torch and CUDA has about 8 GB
+# Maximum size of the unpacked packages in bytes. A conda environment with torch and CUDA has about
+# 8 GB.
 MOST_UNPACKED = 16 * 2**30
-# if the model's folder contains a file with this name, it is started instead of the backend's stub
+# If the model's folder contains a file of this name, Triton starts it instead of its own stub.
 STUB = "triton_python_backend_stub"
 _PYTHON = re.compile(r"lib/python(\d+\.\d+)(/site-packages/numpy-(\d+)[^/]*\.(dist|egg)-info)?")
 
 
 def mistake_of_packages(model: Path, config: Any, most: int = MOST_ENTRIES) -> str:
-    """Return the error message if the model cannot run with the packages that it contains, else "".
-    An archive of them may have `most` files.
+    """Return the error message if the model cannot run with the packages that it brings along, else
+    "". If they are in an archive, it may have at most `most` files.
 
     EXECUTION_ENV_PATH names an archive made by conda-pack or venv-pack, or its unpacked folder.
-    Triton's Python backend unpacks it, puts its bin/ first on PATH and starts the stub, which uses
-    the packages of the first `python3` on PATH. If that is a different version of Python, or is
-    missing, the model silently runs with the server's packages.
+    Triton's Python backend unpacks the archive, puts its bin/ first on PATH and starts the stub,
+    which uses the packages of the first `python3` on PATH. If that `python3` is missing or has
+    another version, the model silently runs with the server's packages.
     """
     if PACKAGES not in config.parameters:
         return ""
@@ -77,8 +78,8 @@ def packages_of(model: Path, config: Any) -> Path:
 
 
 def _mistake(links: Mapping[str, str], own_stub: bool) -> str:
-    """Return what is wrong with a folder of packages, or "". `links` maps its files to the targets
-    of links, or to "" for other files."""
+    """Return what is wrong with a folder of packages, or "" if nothing is. `links` maps its files
+    to their targets if they are links, and to "" otherwise."""
     if "bin/activate" not in links:
         return "it has no bin/activate; make it with conda-pack or venv-pack"
     matches = [match for match in map(_PYTHON.match, links) if match]

@@ -1,5 +1,5 @@
-"""Resolves the paths in a model. Every file that config.pbtxt names, and every link in an archive,
-is checked here. Standard library only."""
+"""Resolves paths safely: every file that config.pbtxt names, and every link in an archive. Standard
+library only."""
 
 import os
 import stat
@@ -7,24 +7,24 @@ from pathlib import Path
 
 from serving.errors import ConfigError
 
-# Limits for an archive, counting through links to folders, because Triton follows them too when it
-# looks for changes.
+# Limits for an archive. The contents of linked folders count too, because Triton follows such links
+# when it looks for changes.
 MOST_ENTRIES = 200_000  # files and folders: a conda environment with torch has about 60,000
 LONGEST_NAME = 1024  # characters of a model's name
 DEEPEST = 64  # levels of nested folders; a conda environment has about 20
 
 
 def is_nameable(name: str) -> bool:
-    """Return whether calls can name a model `name`: HTTP clients and proxies resolve the segments
-    "", "." and ".." of a path, so no call would find such a model."""
+    """Return whether callers can send this name of a model. HTTP clients and proxies resolve the
+    segments "", "." and ".." of a path, so a name with one of them would not arrive unchanged."""
     is_path = not {"", ".", ".."}.isdisjoint(name.split("/"))
     return len(name) <= LONGEST_NAME and name.isprintable() and not is_path
 
 
 def real_path(path: Path, root: Path | None = None) -> Path:
     """Return the file or folder that `path` resolves to, which may not exist. Raise ConfigError if
-    it is a FIFO, a socket or a device, on which a reader could wait forever, or if it is outside
-    `root` (None: anywhere is allowed)."""
+    it is outside `root` (None: it may be anywhere), or if it is a FIFO, a socket or a device, from
+    which a process could wait forever to read."""
     try:
         real = Path(os.path.realpath(path))
         if root and not real.is_relative_to(root):
@@ -33,7 +33,7 @@ def real_path(path: Path, root: Path | None = None) -> Path:
         mode = real.stat().st_mode
     except FileNotFoundError:
         return real
-    except (OSError, ValueError) as err:  # links in a circle, or a NUL byte in the name
+    except (OSError, ValueError) as err:  # a circle of links, or a NUL byte in the name
         reason = getattr(err, "strerror", None) or err
         raise ConfigError(path, f"leads nowhere: {reason}", "correct or remove it") from err
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
@@ -42,9 +42,9 @@ def real_path(path: Path, root: Path | None = None) -> Path:
 
 
 def named_file(model: Path, name: str, root: Path | None = None, folder: str = "") -> Path:
-    """Return the real path of a file that config.pbtxt names, relative to `folder` in the model's
-    folder. Raise ConfigError if the name leads out of the model's folder, or if real_path raises
-    it. Links in the model's folder may lead anywhere in `root`."""
+    """Return the real path of a file that config.pbtxt names. `name` is relative to `folder`, which
+    is inside the folder `model`. Raise ConfigError if the name leads out of the model's folder, or
+    if real_path does. Links in the model's folder may lead anywhere in `root`."""
     inside = Path(os.path.normpath(Path(folder, name)))
     if Path(name).is_absolute() or inside.parts[:1] == ("..",):
         raise ConfigError(f"'{name}'", "is not inside the model's folder", "put the file there")
@@ -52,9 +52,9 @@ def named_file(model: Path, name: str, root: Path | None = None, folder: str = "
 
 
 def check_entries(folder: Path, root: Path, most: int = MOST_ENTRIES) -> None:
-    """Raise ConfigError if an archive's folder contains something that Triton cannot read safely:
-    an entry that leads out of `root` or is neither a file nor a folder, links in a circle, or more
-    than `most` entries."""
+    """Raise ConfigError if a folder of an archive contains something that Triton cannot read
+    safely: a link that leads out of `root`, an entry that is neither a file nor a folder, links in
+    a circle, or more than `most` entries."""
     count = 0
     pending: list[tuple[Path, tuple[Path, ...]]] = [(folder, (real_path(folder, root),))]
     while pending:

@@ -1,5 +1,5 @@
-"""Runs the processes in serving/preparation/, for `serve` and for model folders that change.
-Standard library only."""
+"""Runs the processes in serving/preparation/, which survey and check models. Used by `serve`, and
+when model folders change. Standard library only."""
 
 import json
 import os
@@ -47,8 +47,9 @@ def print_check(settings: Settings) -> int:
 def _run(
     module: str, settings: Settings, words: Sequence[str] = (), shown: bool = False
 ) -> tuple[int, str, str]:
-    """Run a process to its end. Return its exit code and its output, which is empty if it was shown
-    instead (`shown`). Raise LayoutError if the process takes too long."""
+    """Run `python -m serving.preparation.MODULE`. Return its exit code, its output and its errors.
+    If `shown` is true, the process writes to the terminal instead, and may take any time.
+    Otherwise, raise LayoutError if it takes longer than startup may."""
     words = [*dying_with_us("TERM"), sys.executable, "-m", f"serving.preparation.{module}", *words]
     environ = os.environ | settings.environment() | {"PYTHONDONTWRITEBYTECODE": "1"}
     output = None if shown else subprocess.PIPE

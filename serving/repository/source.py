@@ -1,7 +1,9 @@
-"""The repository of on-demand models: a folder of model folders and archives, found by name.
+"""Finds models by name in the repository of on-demand mode.
 
-A model's name is the path of its folder, or of its archive without `.tar.gz`. A model folder is
-used where it is. An archive is unpacked into the cache. bucket.py has another kind of repository.
+This module defines the interface `Source`, and implements it for a folder that contains model
+folders and archives; bucket.py implements it for a bucket. A model's name is the path of its
+folder, or of its archive without `.tar.gz`. A model folder is used where it is. An archive is
+unpacked into the cache.
 """
 
 import errno
@@ -22,7 +24,7 @@ from serving.repository.staging import signature
 from serving.repository.unpacking import BadArchive, unpack
 
 ARCHIVE = ".tar.gz"
-MOST_LISTED = 1_000  # models in a list, and folders that are searched for them
+MOST_LISTED = 1_000  # models that are listed, and folders that are searched for them
 
 
 class Unreachable(ModelNotReady, code=ModelNotReady.code):
@@ -55,13 +57,14 @@ class Source(ABC):
 
     @abstractmethod
     def write(self, found: Found, folder: Path, take: Callable[[int], None]) -> None:
-        """Write the model into a new folder (cache.py). Raise BadArchive, OSError or Unreachable;
-        FileNotFoundError if the model, or a part of it, does not exist any more."""
+        """Write the model into a new folder. Call `take` with the sizes of its files (cache.py).
+        Raise BadArchive, OSError or Unreachable; FileNotFoundError if the model, or a part of it,
+        no longer exists."""
 
     @contextmanager
     def archive(self, found: Found) -> Iterator[Archive]:
-        """Yield the model in a local folder, which is not removed inside the `with` block. Raise
-        ConfigError, BadArchive, OSError or Unreachable."""
+        """Yield the model in a local folder, which is not removed before the `with` block ends.
+        Raise ConfigError, BadArchive, OSError or Unreachable."""
         key = f"{found.name} {found.signature}"
         with self._cache.folder(key, partial(self._write_unchanged, found)) as folder:
             yield archive_in(folder, real_path(folder))
@@ -124,7 +127,7 @@ class FolderSource(Source):
     def names(self) -> list[str]:
         names: list[str] = []
         folders = [self.root]
-        for folder in islice(folders, MOST_LISTED):  # the list grows meanwhile
+        for folder in islice(folders, MOST_LISTED):  # the loop itself appends to this list
             for path in sorted(folder.iterdir()):
                 name = str(path.relative_to(self.root))
                 if _is_hidden(path.name):
@@ -146,7 +149,7 @@ def _state(archive: Path) -> str:
 
 
 def plain_name(name: str) -> str:
-    """Return the name of the model that a caller calls `name`, which may end in .tar.gz."""
+    """Remove the ending .tar.gz, with which callers may name a model."""
     return name.removesuffix(ARCHIVE)
 
 

@@ -1,8 +1,8 @@
-"""The folder that Triton reads, `run/models/NAME/`: links to a model's files, and the config.pbtxt
-with which it is served.
+"""Writes the folders that Triton reads. The staged folder of a model, RUN_FOLDER/models/NAME/,
+contains links to the model's files, and the config.pbtxt with which the model is served.
 
-    model folder
-        --engine of this machine, names of an archive's parts, what is missing--> config.pbtxt
+That config.pbtxt differs from the author's: it uses the engine that was chosen for this machine,
+Triton's names for the parts of an archive, and fields that were missing.
 """
 
 import logging
@@ -26,14 +26,14 @@ from serving.settings.table import Settings
 from serving.triton.quirks import PREFACE
 
 log = logging.getLogger(__name__)
-# bytes: larger files are linked rather than copied, because the disk may not have space for them
+# bytes; larger files are linked rather than copied, because the disk may not have space for them
 LARGEST_COPY = 16 * 2**20
 
 
 class Store:
     """Triton's repository in the folder `root`. Different threads may stage different models at the
-    same time. A model is prepared in another folder, which then replaces the old one under a
-    lock."""
+    same time. A model is prepared in another folder, which is then moved into the repository under
+    a lock."""
 
     def __init__(self, root: Path, settings: Settings, backends: Path) -> None:
         self.root = root
@@ -41,7 +41,7 @@ class Store:
         self.backends = backends
         self._processor = this_processor(backends)
         self.only_python = only_python_backends(backends)
-        self.lock = threading.Lock()  # held while a staged folder appears or disappears
+        self.lock = threading.Lock()  # held while a staged folder is added, changed or removed
 
     def path(self, triton_name: str) -> Path:
         return self.root / triton_name
@@ -53,12 +53,12 @@ class Store:
         names: Mapping[str, str] | None = None,
         root: Path | None = None,
     ) -> Choice | None:
-        """Stage the model in `folder` as `triton_name`. Return why its engine was chosen, or None
-        if there was no choice.
+        """Stage the model in `folder` as `triton_name`. Return the engine that was chosen and why,
+        or None if there was no choice. Raise ConfigError.
 
-        `names` maps the models that an ensemble calls to Triton's names for them. If `root` is
-        given, it is the model's archive, and all files of the model must be inside it. Raise
-        ConfigError.
+        `names` maps the models that an ensemble calls to Triton's names for them. If the model
+        comes from an archive, `root` is the archive's folder, and all files of the model must be
+        inside it.
         """
         if self.only_python:
             remedy = "rename its folder: at most 255 ASCII letters, digits, '.', '_' and '-'"
@@ -83,8 +83,8 @@ class Store:
         return choice
 
     def _complete(self, unfinished: Path, config: Any, source: str) -> Choice | None:
-        """Complete the configuration of a staged model. If OpenVINO cannot read the model, leave
-        it to ONNX Runtime and return that choice. Raise ConfigError."""
+        """Complete the configuration in the folder `unfinished`. If OpenVINO cannot read the model,
+        use ONNX Runtime instead, and return that choice. Raise ConfigError."""
         seconds = self.settings.load_timeout
         try:
             complete(unfinished, self.backends, source, seconds)
@@ -97,8 +97,9 @@ class Store:
         return None
 
     def leave_openvino(self, triton_name: str, reason: str) -> bool:
-        """Stage a model for ONNX Runtime, because OpenVINO rejects it for Triton's `reason`, and
-        log the change. Return whether OpenVINO had been chosen for the model."""
+        """Switch a staged model from OpenVINO to ONNX Runtime, because OpenVINO rejects the model.
+        Log this with Triton's `reason`. Return False, and change nothing, if OpenVINO had not been
+        chosen for the model."""
         file = self.path(triton_name) / CONFIG
         config = read_file(file)
         choice = leave_openvino(config, " ".join(PREFACE.sub("", reason).split()))
@@ -118,8 +119,8 @@ class Store:
 
 
 def _fill(unfinished: Path, folder: Path, config: Any, names: Mapping[str, str]) -> None:
-    """Fill a staged folder with links to the model's files and with its configuration, in which
-    `names` replace the names of the models that an ensemble calls."""
+    """Fill a staged folder with links to the model's files and with its configuration. In the
+    configuration of an ensemble, replace the names of the models that it calls as `names` says."""
     for entry in folder.iterdir():
         if entry.name not in (CONFIG, "configs"):
             (unfinished / entry.name).symlink_to(entry.absolute())
@@ -146,9 +147,9 @@ def signature(*folders: Path | None) -> str:
 
 
 def copy_model(folder: Path, target: Path, clients: Path | None) -> None:
-    """Copy a model's folder, and next to it the folder of clients that it shares with other models.
-    For a file larger than LARGEST_COPY create a hard link, or a symbolic link if the copy is on
-    another file system. Raise OSError."""
+    """Copy a model's folder to `target`, and the folder of shared clients, if any, next to it. For
+    a file larger than LARGEST_COPY, create a hard link or, if the copy is on another file system, a
+    symbolic link. Raise OSError."""
     target.mkdir(parents=True)
     for path in _entries(folder):
         copied = target / path.relative_to(folder)
@@ -166,8 +167,8 @@ def copy_model(folder: Path, target: Path, clients: Path | None) -> None:
 
 
 def _entries(folder: Path, above: tuple[str, ...] = ()) -> Iterator[Path]:
-    """Yield all files and folders under a folder, each folder before its contents. Follow links,
-    but not in circles."""
+    """Yield all files and folders under a folder, each folder before its contents, except hidden
+    ones and __pycache__. Follow links, but not in circles."""
     above = (*above, os.path.realpath(folder))
     for path in sorted(folder.iterdir()):
         if (

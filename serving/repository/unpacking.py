@@ -1,4 +1,5 @@
-"""Unpacks an archive within bounds. Standard library only."""
+"""Unpacks archives, with limits on the number and the size of their files. Standard library
+only."""
 
 import shutil
 import tarfile
@@ -22,12 +23,12 @@ def size_of(path: Path) -> int:
 
 
 def unpack(archive: Path, folder: Path, take: Callable[[int], object] = int) -> None:
-    """Unpack a tar archive, compressed or not, into a new folder. Raise BadArchive after removing
-    the folder.
+    """Unpack a tar archive, compressed or not, into a new folder. If that fails, remove the folder
+    and raise BadArchive.
 
     tarfile's "data" filter (PEP 706) rejects devices and entries outside the folder, and ignores
-    owners. `take` is called with the size in bytes of each file before it is written, and raises
-    OSError if there is no space for it.
+    owners. Before a file is written, `take` is called with its size in bytes; it raises OSError if
+    there is no space for the file.
     """
     folder.mkdir(parents=True)
     try:
