@@ -1,2 +1,2 @@
-"""The model manager, a separate process that loads and unloads models, and recovers models whose
-process has died."""
+"""Implements the model manager, a separate process that loads and unloads models, and reloads
+models whose processes have died."""

@@ -1,10 +1,11 @@
-"""python -m serving.model_lifecycle: the process that loads, unloads and recovers models.
+"""Runs the model manager: `python -m serving.model_lifecycle`. This process loads and unloads
+models, and reloads those whose processes have died.
 
-    POST /models, DELETE /models (JSON)  --HTTP on manager.sock--> the policy of multi-model mode
-    POST /wanted, GET /known             --HTTP on manager.sock--> the policy of on-demand mode
-    a call that found a dead process     --datagram on deaths.sock--> recovery
+The workers send it requests, over HTTP on manager.sock: POST /models and DELETE /models in
+multi-model mode, POST /wanted and GET /known in on-demand mode. If a call finds a dead process, its
+worker sends a datagram to deaths.sock.
 
-This process imports no Flask, no codecs and no clients.
+This process imports neither Flask nor codecs nor clients.
 """
 
 import json
@@ -55,8 +56,8 @@ class Server(ThreadingMixIn, UnixStreamServer):
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Handles requests to load a model (POST), unload it (DELETE) and list those that could be
-    loaded (GET), and the supervisor's health check (GET)."""
+    """Handles requests to load a model (POST), to unload one (DELETE), and to list those that could
+    be loaded (GET). The supervisor's health check is a GET too."""
 
     server: Server
     timeout = 10.0
@@ -73,7 +74,8 @@ class Handler(BaseHTTPRequestHandler):
         self._change(self.server.policy.unload)
 
     def _change(self, change: Callable[..., None]) -> None:
-        """Call `change` with the fields of the body, and send the result."""
+        """Call `change` with the fields of the body, and reply with the error that it raises or
+        with {}."""
         fields = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         try:
             change(**fields)
@@ -94,11 +96,12 @@ class Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def log_message(self, *_: Any) -> None:
-        """Log nothing, because nginx logs the requests."""
+        """Log nothing, because nginx has logged the requests already."""
 
 
 class Watch:
-    """Watches tritonserver across its restarts, and the processes of its models."""
+    """Watches tritonserver and the processes of its models, and notices when tritonserver is
+    restarted."""
 
     def __init__(self, manager: Manager, policy: Policy) -> None:
         self.manager = manager
@@ -107,8 +110,8 @@ class Watch:
         self._has_taken_up = False
 
     def step(self) -> None:
-        """Check once. If tritonserver was restarted, update the table when the new one responds and
-        has loaded its models again."""
+        """Check once. If tritonserver was restarted, and the new one has loaded its models and
+        responds, update the table."""
         pid = self.manager.pid()
         before = self.manager.models().server
         if pid != before:
@@ -128,8 +131,8 @@ class Watch:
 
 
 def repeat(step: Callable[[], None], seconds: float, failure: str) -> None:
-    """Call `step` forever, with a pause of `seconds`. Log an error only if the previous call did
-    not fail in the same way."""
+    """Call `step` forever, with a pause of `seconds` between the calls. Do not log an error again
+    if the next call fails in the same way."""
     logged = ""
     while True:
         text = ""

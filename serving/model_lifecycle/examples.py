@@ -1,8 +1,8 @@
-"""Tests each model with its example through the container's own front, like a caller.
+"""Tests each newly loaded model with its example, by asking a gunicorn worker to call the model.
 
 A worker makes the call rather than this process, because a model's client may import anything. The
-route is not public. Models that are loaded by POST /models are not tested, nor are changed folders,
-which have already been checked.
+worker's route for this is not public. Models that POST /models loads are not tested. Models whose
+folders have changed are not tested again, because on_change.py has already checked them.
 """
 
 import json
@@ -21,9 +21,8 @@ from serving.model_status.states import READY
 from serving.model_status.table import Entry, Models
 
 log = logging.getLogger(__name__)
-# seconds before an example is retried
-NO_WORKER = 0.1  # if no worker responded, because gunicorn is starting
-NO_VERDICT = 1.0  # if a worker responded without a verdict
+NO_WORKER = 0.1  # seconds to wait if no worker responded, because gunicorn is starting
+NO_VERDICT = 1.0  # seconds to wait if a worker could not tell whether the model works
 
 
 class Examples(threading.Thread):
@@ -84,8 +83,9 @@ class Examples(threading.Thread):
         return 0.0
 
     def _ask(self, name: str) -> None:
-        """Raise ModelFailed if the model fails, a ServingError if the worker has no verdict, and
-        OSError if no worker responds."""
+        """Have a worker test the model with its example. Raise ModelFailed if the model fails,
+        another ServingError if the worker could not tell whether the model works, and OSError if no
+        worker responds."""
         settings = self.manager.settings
         path = f"/examples/{quote(name, safe='')}/answer"
         headers = {"X-Request-Id": "example"}

@@ -1,5 +1,5 @@
 """Makes Triton load a staged model. If OpenVINO was chosen for the model and rejects it, ONNX
-Runtime is used instead: a model is valid if one engine can run it."""
+Runtime is tried instead, because a model is valid if any engine can run it."""
 
 from collections.abc import Collection
 
@@ -20,7 +20,7 @@ def load(
     except ServingError as err:
         reasons = {name: str(err)}
         if parts:
-            with store.lock:  # Triton fails if a staged folder changes in the meantime
+            with store.lock:  # Triton's index fails if a staged folder changes meanwhile
                 index = gateway.index()
             failed = [each for each in index if each.has_failed and each.name in parts]
             reasons |= {each.name: each.reason for each in failed}

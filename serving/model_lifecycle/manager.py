@@ -1,5 +1,5 @@
-"""The Manager changes the table of models, and makes Triton load and unload them, on behalf of all
-policies and of recovery."""
+"""Defines Manager, which makes Triton load and unload models, and changes the table of models. The
+policies decide when it does so, and Recovery uses it to reload models."""
 
 import logging
 import os
@@ -30,13 +30,13 @@ from serving.triton.quirks import PREFACE, STUB_SECONDS
 
 log = logging.getLogger(__name__)
 PAUSE = 0.05
-# An unload takes 1.7 s. After UNLOAD_SECONDS no caller is waiting for the model any more, so its
-# process may be killed.
+# Seconds after which the processes of a model that Triton is still unloading are killed. An unload
+# usually takes 1.7 s, and no call is in flight any more.
 UNLOAD_SECONDS = 15.0
 
 
 class Manager:
-    """Loads and unloads models, and writes their table. Thread-safe."""
+    """Loads and unloads models, and writes the table of models. Thread-safe."""
 
     def __init__(self, settings: Settings, gateway: TritonGateway) -> None:
         self.settings = settings
@@ -89,8 +89,8 @@ class Manager:
         return self.write(lambda models: models.moved(entry, event, **fields))
 
     def start_server(self, pid: int) -> None:
-        """Record the process id of a new tritonserver, or 0 if it has ended. A new one loads all
-        models again."""
+        """Record the process id of a new tritonserver, or 0 if there is none. If there was one
+        before, all models must be loaded again."""
 
         def change(models: Models) -> Models:
             if models.server:
@@ -113,7 +113,7 @@ class Manager:
         )
 
     def count(self, **numbers: float) -> None:
-        """Add the numbers to the counters of loads on demand."""
+        """Increase the counters of loads on demand by the `numbers`."""
 
         def add(models: Models) -> Models:
             sums = {name: models.counts.get(name, 0) + more for name, more in numbers.items()}
@@ -122,7 +122,7 @@ class Manager:
         self.write(add)
 
     def free_column(self) -> int:
-        """Return a column that no model uses. Raise OutOfMemory if there is none."""
+        """Return a column of the leases that no model uses. Raise OutOfMemory if there is none."""
         free = set(range(MODELS)) - {entry.column for entry in self._models.entries.values()}
         if not free:
             raise OutOfMemory(
@@ -149,9 +149,10 @@ class Manager:
         return read_tritonserver(self.settings.status_file).pid or 0
 
     def kill_server(self, reason: str) -> None:
-        """Kill tritonserver and all of its processes. `serve` starts a new one, which loads all
-        staged models before it answers. So first unstage the models that are being unloaded or
-        loaded for the first time, because one of them may never finish loading."""
+        """Kill tritonserver and all of its processes. `serve` then starts a new one, which answers
+        only after it has loaded all staged models. So first unstage the models that are being
+        unloaded or loaded for the first time: one of them may be the reason why tritonserver must
+        be killed, and might never finish loading."""
         for entry in self._models.entries.values():
             if entry.state in (ADDING, UNLOADING):
                 self.unstage(entry)
@@ -161,8 +162,8 @@ class Manager:
                 os.killpg(pid, signal.SIGKILL)
 
     def index(self) -> list[IndexEntry]:
-        """Return Triton's index while holding the store's lock, because Triton fails if a staged
-        folder changes in the meantime."""
+        """Return Triton's index of models. Hold the store's lock meanwhile, because Triton fails if
+        a staged folder changes."""
         with self.store.lock:
             return self.gateway.index()
 
@@ -174,27 +175,28 @@ class Manager:
         )
 
     def reload(self, entry: Entry) -> tuple[str, ...]:
-        """Unload the model and load it again, because Triton ignores a load of an unchanged model.
-        Return the versions that were loaded. Raise a ServingError."""
+        """Unload the model and load it again. (Without the unload, Triton would ignore the load,
+        because the model has not changed.) Return the versions that were loaded. Raise a
+        ServingError."""
         self.write(lambda models: replace(models, reloads=models.reloads + 1))
         self.gateway.unload(entry.triton_name)
         return self.load(entry)
 
     def unload_dead(self, entry: Entry) -> None:
-        """Make Triton start unloading a model whose process has died. Reload it first, because an
-        unload of a dead process never ends. Raise a ServingError."""
+        """Make Triton start unloading a model whose process has died. Reload the model first,
+        because Triton never finishes unloading a dead process. Raise a ServingError."""
         try:
             self.reload(entry)
         finally:
             self.gateway.unload(entry.triton_name)
 
     def unload(self, entry: Entry) -> None:
-        """Wait for the calls in flight, make Triton unload the model, and remove it. Raise
-        TritonTimeout or TritonUnavailable.
+        """Wait until the calls in flight have ended, make Triton unload the model, and remove it
+        from the table. Raise TritonTimeout or TritonUnavailable.
 
-        Triton's unload waits for a process that hangs, and never ends if the process has died. So
-        after UNLOAD_SECONDS kill the process, and unload the model with `unload_dead`. An unload
-        during a load waits for the load; killing the process makes the load fail.
+        Triton waits for a process that hangs, and forever for one that has died. So if the unload
+        takes longer than UNLOAD_SECONDS, kill the model's processes and call `unload_dead`. Triton
+        also waits until a load of the model has ended, so kill the processes that are being loaded.
         """
         self.move(entry, Event.UNLOAD)
         seconds = self.load_timeout
@@ -220,10 +222,11 @@ class Manager:
         self.remove(entry.name)
 
     def _end_load(self, entry: Entry) -> None:
-        """Make Triton's load of the model fail. Raise TritonTimeout if that is impossible."""
+        """Make Triton's load of the model fail by killing the model's processes. Raise
+        TritonTimeout if the load does not end."""
         has_killed = self._kill_processes(entry)
         if not self._becomes(lambda: "LOADING" not in self._states(entry), self.unload_timeout):
-            # the load never ends if its process was killed before it connected
+            # the load never ends if the process was killed before it had connected to tritonserver
             if has_killed or self.store.only_python:
                 self.kill_server(f"the load of '{entry.name}' does not end")
             raise TritonTimeout(f"'{entry.name}' is still being loaded; try again")
@@ -251,8 +254,8 @@ class Manager:
         return [entry.triton_name, *(entry.parts if entry.target else ())]
 
     def _states(self, entry: Entry) -> set[str]:
-        """Return the states of all versions in the model's staged folders. Ignore parts that are
-        READY."""
+        """Return the states that Triton reports for the versions of the model and, for an archive,
+        of its parts. Ignore parts that are READY."""
         names = self.staged_names(entry)
         versions = [version for version in self.index() if version.name in names]
         return {v.state for v in versions if v.name == entry.triton_name or v.state != "READY"}
@@ -269,8 +272,9 @@ class Manager:
         return bool(targets)
 
     def _becomes(self, condition: Callable[[], bool], seconds: float) -> bool:
-        """Wait up to `seconds` until `condition` is true. Return whether it became true. Ignore
-        timeouts, because Triton may answer late while it loads or unloads."""
+        """Wait up to `seconds` until `condition` is true. Return whether it became true. Ignore a
+        TritonTimeout that `condition` raises, because Triton may answer late while it loads or
+        unloads."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             with suppress(TritonTimeout):
@@ -280,8 +284,8 @@ class Manager:
         return False
 
     def take_up(self) -> list[tuple[Entry, str]]:
-        """Record which models are ready after tritonserver has started. It loads all staged models
-        before it listens. Return the models that failed, and why. Raise TritonUnavailable or
+        """Record which models are ready after tritonserver has started and loaded the staged
+        models. Return the models that failed, each with the reason. Raise TritonUnavailable or
         TritonTimeout."""
         states: dict[str, dict[str, str]] = {}
         for version in self.index():
@@ -307,8 +311,8 @@ class Manager:
         return failed
 
     def _remove_strays(self) -> None:
-        """Unload and remove staged models that are not in the table, which an interrupted load left
-        behind."""
+        """Unload and unstage models that are not in the table. An interrupted load may have left
+        them behind."""
         for name in self.store.names() - self._expected_names():
             with suppress(TritonTimeout), self.changing(name, 0.0):
                 if name not in self._expected_names():
@@ -320,8 +324,9 @@ class Manager:
 
     def _loaded_versions(self, entry: Entry, states: Mapping[str, str]) -> tuple[str, ...]:
         """Return the versions of a model that a new tritonserver has loaded, or () while it is
-        still loading them. If it could not load the model, load it once more: the index does not
-        have every reason, and ONNX Runtime may load what OpenVINO rejects. Raise LoadFailed."""
+        still loading them. If it could not load the model, try once more, because the index does
+        not contain every reason, and because ONNX Runtime may be able to load a model that OpenVINO
+        rejects. Raise LoadFailed. `states` maps the versions to their states in the index."""
         if ready := tuple(number for number, state in states.items() if state == "READY"):
             return ready
         if not {"LOADING", "UNLOADING"}.isdisjoint(states.values()):
@@ -334,8 +339,8 @@ class Manager:
             raise LoadFailed(str(err)) from err
 
     def in_words(self, entry: Entry, reason: str) -> str:
-        """Return Triton's reason with the author's folders instead of the staged ones, and with
-        remedies if the model is a TensorRT plan."""
+        """Return the `reason` that Triton gives, but with the author's folders in place of the
+        staged ones. If the model is a TensorRT plan, append remedies."""
         folder = Path(entry.source or entry.folder)
         for name in (entry.triton_name, *entry.parts):
             part = name.removeprefix(f"{entry.triton_name}__")

@@ -1,7 +1,8 @@
 """Replaces models whose folders change, without interrupting the others (SERVE_RELOAD).
 
-    every second: signatures -> settled -> copy -> `--check` of the copy in its own tritonserver
-        -> staged in place -> Triton loads it while the old one serves
+The folders are compared every second. When a changed folder has not changed any more for a moment,
+it is copied. The copy is checked as `serve --check` does, in a separate tritonserver. It is then
+staged, and Triton loads the new model while it still serves the old one.
 
 A call in flight may already reach the new model. Models that call each other are checked together
 and loaded one after another. A rejected folder is tried again when it changes.
@@ -38,9 +39,9 @@ from serving.repository.staging import copy_model, signature
 from serving.settings.table import Settings
 
 log = logging.getLogger(__name__)
-SETTLED = 0.9  # seconds without a change, after which a folder counts as complete
-# seconds to keep copies that are not served any more, because a worker may still be creating a
-# client from one
+SETTLED = 0.9  # a folder counts as complete after this many seconds without a change
+# Seconds for which copies are kept after they are no longer served, because a worker may still be
+# creating a client from one of them.
 KEPT = 60.0
 ENDED = (
     "tritonserver ended while it loaded the model; correct it, or touch a file in it to try again"
@@ -48,7 +49,7 @@ ENDED = (
 
 
 class Rejected(Exception):
-    """Raised if changed folders cannot be served. `args` contains one line per mistake."""
+    """Raised if changed model folders cannot be served. `args` contains one line per mistake."""
 
     def in_folder(self, copy: Path, source: Path) -> "Rejected":
         """Return the same error with the author's folder instead of its copy."""
@@ -57,8 +58,8 @@ class Rejected(Exception):
 
 @dataclass(frozen=True)
 class ModelFolder:
-    """A model folder with its signature, the models that it calls, and its client's folder if that
-    is elsewhere. A changed model is served from its `copy`."""
+    """A model folder. `parts` are the models that it calls. `clients` is the folder that contains
+    the model's client, if that is a shared one. A changed model is served from its `copy`."""
 
     folder: Path
     signature: str
@@ -67,7 +68,8 @@ class ModelFolder:
     copy: Path = Path()
 
     def entry(self, load: str, column: int) -> Entry:
-        """Return the entry of the model once it is loaded from its copy."""
+        """Return the entry that the model gets in the table after it has been loaded from its
+        copy."""
         return Entry(
             name=self.folder.name,
             triton_name=self.folder.name,
@@ -88,13 +90,13 @@ class OnChange(Policy):
 
     def __init__(self, manager: Manager) -> None:
         super().__init__(manager)
-        # when each model's current signature was first seen; the keys are (name, signature)
+        # maps (name, signature) to the time at which the model was first seen with this signature
         self._since: dict[tuple[str, str], float] = {}
         self._seen: dict[str, ModelFolder] = {}
 
     def _look(self) -> dict[str, ModelFolder]:
-        """Return the model folders, keyed by name. Raise OSError if a repository cannot be read, so
-        that its models are not mistaken for removed ones."""
+        """Return the model folders, keyed by name. Raise OSError if a repository cannot be read:
+        its models must not be treated as removed."""
         paths = [*chain.from_iterable(map(folders_in, self.settings.model_repositories))]
         folders: dict[str, ModelFolder] = {}
         for path in reversed(paths):
@@ -107,7 +109,7 @@ class OnChange(Policy):
                     folders[path.name] = ModelFolder(path, state, tuple(parts_of(config)), clients)
             except FileNotFoundError:
                 continue  # the folder is being removed
-            except OSError:  # the folder cannot be read at the moment: keep its model unchanged
+            except OSError:  # if the folder cannot be read at the moment, keep its model unchanged
                 if path.name in self._seen:
                     folders[path.name] = self._seen[path.name]
         self._seen = folders
@@ -124,8 +126,8 @@ class OnChange(Policy):
                 self.manager.drop(entry)
 
     def step(self) -> None:
-        """Apply the changes since the last call. Raise OSError, TritonUnavailable or
-        TritonTimeout."""
+        """Look for changed model folders, and serve those that have settled. Raise OSError,
+        TritonUnavailable or TritonTimeout."""
         folders = self._look()
         self._remove_copies()
         self._keep_rejected(
@@ -150,13 +152,13 @@ class OnChange(Policy):
                 self._reject(state, err.args, "what was served before, if anything, stays")
 
     def _has_settled(self, state: Mapping[str, str]) -> bool:
-        """Return whether all models have had these signatures for SETTLED seconds."""
+        """Return whether all models have had the signatures in `state` for SETTLED seconds."""
         last_change = max(self._since.get(pair, 0.0) for pair in state.items())
         return time.monotonic() >= last_change + SETTLED
 
     def _change(self, unit: Collection[str], folders: Mapping[str, ModelFolder]) -> None:
-        """Check and serve the changed models of a unit. Raise Rejected, or TritonUnavailable if
-        Triton is not running."""
+        """Check and serve the models of a unit in `folders`, and stop serving its others, whose
+        folders were removed. Raise Rejected, or TritonUnavailable if Triton is not running."""
         self.manager.gateway.is_live()
         if folders:
             load = secrets.token_hex(8)
@@ -174,14 +176,14 @@ class OnChange(Policy):
         self._retire(set(unit) - folders.keys())
 
     def _with_copy(self, model: ModelFolder, load: str) -> ModelFolder:
-        """Choose the folder for the copy. Models from one repository are copied side by side,
-        because they share its clients/."""
+        """Return the model with the path of its copy. Models from the same repository are copied
+        next to each other, because they share the repository's folder clients/."""
         repository = self.settings.model_repositories.index(model.folder.parent)
         copies = self.settings.copies_folder / f"{load}-{repository}"
         return replace(model, copy=copies / model.folder.name)
 
     def _remove_copies(self) -> None:
-        """Remove the copies made for a load of which no model has been served for KEPT seconds."""
+        """Remove the folders of copies from which no model has been served for KEPT seconds."""
         entries = self.manager.models().entries.values()
         served = {Path(entry.folder).parent for entry in entries}
         for copies in self.settings.copies_folder.glob("*"):
@@ -191,7 +193,8 @@ class OnChange(Policy):
                 shutil.rmtree(copies, ignore_errors=True)
 
     def _retire(self, names: Collection[str]) -> None:
-        """Unload models whose folders were removed, ensembles before their parts."""
+        """Unload the models `names`, whose folders were removed. Unload ensembles before their
+        parts."""
         calls = {name: entry.parts for name, entry in self.manager.models().entries.items()}
         for name in reversed([*TopologicalSorter(calls).static_order()]):
             gone = self.manager.get(name)
@@ -201,8 +204,8 @@ class OnChange(Policy):
                 log.info("%s: its folder was removed, so it is no longer served", name)
 
     def _serve(self, model: ModelFolder, load: str) -> None:
-        """Replace the current model with this one. If that fails, keep the current one. Raise
-        Rejected. If the manager is killed meanwhile, the next one does it again."""
+        """Replace the served model of this name by this one. If that fails, keep the old one and
+        raise Rejected. If the manager is killed meanwhile, the next manager tries again."""
         manager = self.manager
         name = model.folder.name
         old = manager.get(name)
@@ -224,8 +227,8 @@ class OnChange(Policy):
         log.info("%s: the model in %s is now served", name, model.folder)
 
     def _restore(self, name: str, old: Entry | None) -> None:
-        """Stage the old model again, so that a restarted tritonserver loads it, not the rejected
-        one. Without an old model, remove the rejected one."""
+        """Stage the old model again, so that a restarted tritonserver loads it instead of the
+        rejected one. If there is no old model, unstage the rejected one."""
         if old:
             self.manager.store.stage(Path(old.folder), name)
         else:
@@ -240,7 +243,7 @@ class OnChange(Policy):
         )
 
     def _keep_rejected(self, keep: Callable[[Rejection], bool], *new: Rejection) -> None:
-        """Keep the rejections for which `keep` is true, and add new ones."""
+        """Remove the rejections for which `keep` returns False, and add the `new` ones."""
         self.manager.write(
             lambda models: replace(models, rejected=(*filter(keep, models.rejected), *new))
         )
@@ -248,7 +251,8 @@ class OnChange(Policy):
 
 @lru_cache(maxsize=4096)
 def _config(folder: Path, state: str, device: str) -> Any:
-    """Return the configuration of a model folder, which is read only once in each `state`."""
+    """Return the configuration of a model folder. `state` is the folder's signature, so that a
+    cached result is not used after the folder has changed."""
     try:
         return read_config(folder, device)
     except Unreadable:  # reported when the model is checked
@@ -263,14 +267,14 @@ def _states(folders: Mapping[str, ModelFolder], names: Iterable[str]) -> dict[st
 def _units(
     wanted: set[str], folders: Mapping[str, ModelFolder], served: Mapping[str, Entry]
 ) -> Iterator[set[str]]:
-    """Yield each group of models that call each other, if one of them is new, has changed or was
-    removed."""
+    """Yield each group of models that are connected by calls, if at least one of them is new, has
+    changed or was removed."""
     names = wanted | served.keys()
-    # each model with the models that it calls
+    # each group is a model and the models that it calls
     groups = [{name, *folders[name].parts} & names for name in wanted]
     groups += [{name, *entry.parts} & names for name, entry in served.items()]
     current = {(e.name, e.source, e.signature) for e in served.values() if e.state != UNLOADING}
-    # all models except those that are served from their folders as they are now
+    # all models except those that are served and whose folders have not changed since
     pending = names - {
         name
         for name in wanted
@@ -279,7 +283,7 @@ def _units(
     while pending:
         unit = {pending.pop()}
         size = 0
-        while len(unit) > size:  # add all that call one of them or are called by one
+        while len(unit) > size:  # add models that call one of them or are called by one of them
             size = len(unit)
             unit.update(*(group for group in groups if not unit.isdisjoint(group)))
         pending -= unit
@@ -287,11 +291,11 @@ def _units(
 
 
 def _wanted(settings: Settings, folders: Mapping[str, ModelFolder]) -> set[str]:
-    """Return the models to load at startup: the ones that the settings name and the models that
+    """Return the names of the models to serve: those that the settings name and the models that
     they call, or all models if the settings name none."""
     named = [*settings.load_models, *filter(None, [settings.default_model])]
     wanted = list(set(named or folders) & folders.keys())
-    for name in wanted:  # the list grows meanwhile
+    for name in wanted:  # the loop itself appends to this list
         wanted += set(folders[name].parts) & folders.keys() - set(wanted)
     return set(wanted)
 
@@ -312,7 +316,8 @@ def _names(models: Iterable[ModelFolder]) -> str:
 
 
 def _copy(models: Iterable[ModelFolder]) -> None:
-    """Copy the model folders, because they may change again. Raise Rejected."""
+    """Copy the model folders, because they may change while they are checked and served. Raise
+    Rejected."""
     try:
         for model in models:
             copy_model(model.folder, model.copy, model.clients)
@@ -334,7 +339,7 @@ def _check(settings: Settings, models: Iterable[ModelFolder]) -> None:
         survey = run_preparation.survey(checked)
         reasons = survey.unreadable or run_preparation.mistakes(checked, names)
     except LayoutError as err:
-        # an entry with several lines is not a mistake but an example of a repository
+        # an entry with several lines is not a mistake, but shows an example of a repository
         reasons = [line for line in err.mistakes if "\n" not in line]
     if reasons:
         raise Rejected(*reasons)

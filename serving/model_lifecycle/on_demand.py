@@ -1,12 +1,13 @@
-"""On-demand mode: the first call to a model loads it. If too little
-memory is left, by measurement, the least recently used models are evicted.
+"""Loads models in on-demand mode: the first call to a model loads it. If too little memory is left,
+the least recently used models are evicted.
 
-    a call -> `want` -> the name is looked up -> a thread: unpack, make room, load -> READY
-                                                                            or rejected for a while
+A call that waits for a model calls `want`, which looks the name up. A thread then fetches or
+unpacks the model, evicts others if necessary, and loads it. If that fails, the model is rejected
+for a while.
 
-Victims are chosen and memory is reserved under a lock, but no model is loaded or unloaded under it.
-A victim that is called before its unload begins is spared. A call that begins just as the unload
-does is waited for.
+A lock is held while models to evict are chosen and memory is reserved, but not while models are
+loaded or unloaded. If a model that was chosen is called before its unload begins, it is kept. If
+the call begins just as the unload does, the unload waits for the call.
 """
 
 import logging
@@ -48,43 +49,45 @@ from serving.settings.table import MEGABYTE, Settings
 
 log = logging.getLogger(__name__)
 LOADS_AT_ONCE = 4
-# A load that takes longer may hang until its time limit (350 s), so it no longer counts as one of
-# LOADS_AT_ONCE.
+# A load that takes longer than this no longer counts as one of LOADS_AT_ONCE, because it may hang
+# until its time limit (350 s).
 SLOW_SECONDS = 30.0
 MOST_LOADS = 64  # loads that are in progress or wait for their turn
 LOOK_UPS_AT_ONCE = 64
 LOOK_UPS_A_SECOND = 200
-MISSING_SECONDS = 30.0  # a name that does not exist is looked up again after this time
-# A name that could not be looked up is looked up again after this time. All calls that wait for the
-# name ask within this time, and get the same error.
+MISSING_SECONDS = 30.0  # how long a name that does not exist is not looked up again
+# How long a name is not looked up again if the repository could not be read. This is long enough
+# for all calls that wait for the name to ask again, so that all of them get the same error.
 AWAY_SECONDS = 3.0
-# A failed load may be tried again after FAILED_SECONDS, or after INTERRUPTED_SECONDS if
-# tritonserver ended meanwhile, because the model may not be to blame. The time doubles after each
-# further failure, up to FAILED_MOST.
+# A failed load may be tried again after FAILED_SECONDS. If tritonserver ended meanwhile, the model
+# may not be to blame, and the time is INTERRUPTED_SECONDS. The time doubles after each further
+# failure, up to FAILED_MOST.
 FAILED_SECONDS, INTERRUPTED_SECONDS, FAILED_MOST = 30.0, 2.0, 600.0
-BUSY_SECONDS = 1.0  # a load that failed because memory is short may be tried again after this time
+BUSY_SECONDS = 1.0  # a load that failed for lack of free memory may be tried again after this time
 MOST_REJECTED = 100
-IDLE_SECONDS = 1.0  # a model that was used within this time is not evicted
-# A model that is loaded again within this time after its eviction was evicted too early. If a load
-# had to evict models within this time, memory for the next load is kept free.
+IDLE_SECONDS = 1.0  # a model is not evicted if it was used within this time
+# If a model is loaded again within this time after its eviction, it was evicted too early. If a
+# load had to evict models within this time, memory for the next load is kept free.
 THRASH_SECONDS = 60.0
-KEPT_FREE = 4  # never more than 1 / KEPT_FREE of the memory is kept free
+KEPT_FREE = 4  # at most 1 / KEPT_FREE of the memory is kept free
 
 
 class LookUps:
-    """Looks up names in the repository, a limited number at once and per second. Thread-safe."""
+    """Looks up names in the model repository, and limits how many are looked up at once and per
+    second. Thread-safe."""
 
     def __init__(self, source: Source, most: int = LOOK_UPS_A_SECOND, seconds: float = 1.0) -> None:
         self._source, self._lock = source, threading.Lock()
         self._seconds = seconds
         self._turns = threading.Semaphore(LOOK_UPS_AT_ONCE)
         self._times = deque([-math.inf] * most, most)
-        # for each name that was not found: when it may be looked up again, and the error's facts
+        # For each name that was not found: when it may be looked up again, and what `rebuilt` needs
+        # to raise the same error until then.
         self._refused: dict[str, tuple[float, dict[str, Any]]] = {}
 
     def find(self, name: str) -> Found:
-        """Return the model called `name`. Raise ModelNotFound, or ModelNotReady if it cannot be
-        looked up now."""
+        """Return the model called `name`. Raise ModelNotFound if there is none, or ModelNotReady if
+        the name cannot be looked up now."""
         now = time.monotonic()
         with self._lock:
             until, facts = self._refused.get(name, (-math.inf, {}))
@@ -128,7 +131,7 @@ class OnDemand(OnPost):
         self._look_ups = LookUps(self._source)
         self._kept = [plain_name(name) for name in self.settings.load_models]
         self._lock = threading.Lock()
-        # models that are being loaded or wait for their turn (inf), and when their loads began
+        # for each model that is to be loaded: when its load began, or inf if it waits for its turn
         self._loading: dict[str, float] = {}
         self._waiting: deque[Found] = deque()
         self._threads = ThreadPoolExecutor(MOST_LOADS, thread_name_prefix="load")
@@ -136,11 +139,11 @@ class OnDemand(OnPost):
         self._victims: set[str] = set()  # the `load_id` of each model that was chosen for eviction
         self._evicted: dict[str, float] = {}  # models, and when they were evicted
         self._last_needs: deque[int] = deque(maxlen=10)  # the bytes of the last loads
-        self._last_shortage = -math.inf  # when a load last had to evict models
+        self._last_shortage = -math.inf  # when a load had to evict models for the last time
 
     def want(self, name: str) -> None:
-        """Begin to load a model, unless it is loaded or being loaded. Raise ModelNotFound,
-        ModelNotReady, or the error with which its last load failed."""
+        """Begin to load a model, unless it is loaded or being loaded. Raise ModelNotFound or
+        ModelNotReady. If the model's last load failed a short while ago, raise that error again."""
         if name in self._loading or self.manager.get(name):
             return
         found = self._look_ups.find(name)
@@ -165,9 +168,9 @@ class OnDemand(OnPost):
             return []
 
     def step(self) -> None:
-        """Load the models that must stay loaded (SERVE_LOAD_MODELS), keep memory free, and check
-        whether a rejected model has changed. Raise the first error of a model that must be loaded
-        but cannot be."""
+        """Begin the loads that wait, keep memory free, and check whether a rejected model has
+        changed. Begin to load those models in SERVE_LOAD_MODELS that are not loaded. If some of
+        these cannot be loaded, raise the first error."""
         super().step()
         self._begin_loads()
         self._keep_free()
@@ -182,17 +185,18 @@ class OnDemand(OnPost):
             raise errors[0]
 
     def failed(self, entry: Entry, reason: str) -> None:
-        """Stop serving the model that a new tritonserver could not load."""
+        """Stop serving a model that a new tritonserver could not load."""
         with self.manager.changing(entry.name):
             if self.manager.is_current(entry):
                 self._reject(entry, ModelFailed(entry.name, reason))
                 self.manager.drop(entry)
 
     def _begin_loads(self) -> None:
-        """Begin loads that wait, until LOADS_AT_ONCE are in progress, not counting slow ones."""
+        """Begin loads that wait for their turn, until LOADS_AT_ONCE are in progress, not counting
+        slow ones."""
         with self._lock:
             now = time.monotonic()
-            # loads in progress, except slow ones; a load that waits has the time inf
+            # the number of loads that have begun and are not slow
             fast = sum([now - SLOW_SECONDS < began < math.inf for began in self._loading.values()])
             for _ in range(min(LOADS_AT_ONCE - fast, len(self._waiting))):
                 found = self._waiting.popleft()
@@ -200,7 +204,7 @@ class OnDemand(OnPost):
                 self._threads.submit(self._load_found, found)
 
     def _load_found(self, found: Found) -> None:
-        """Load a model; called in a thread of its own. If that fails, reject the model."""
+        """Load a model. If that fails, reject the model. Runs in a separate thread."""
         try:
             self._load_now(found)
         except (TritonUnavailable, Unreachable) as err:
@@ -220,10 +224,10 @@ class OnDemand(OnPost):
             self._begin_loads()
 
     def _load_now(self, found: Found) -> None:
-        """Fetch or unpack the model, evict others for it, and load it."""
+        """Fetch or unpack the model, evict others if it needs their memory, and load it."""
         name, began = found.name, time.monotonic()
         with self._source.archive(found) as archive, self.manager.changing(name):
-            if self.manager.get(name):  # it is still being unloaded
+            if self.manager.get(name):  # the model is still being unloaded
                 return
             unpacked = time.monotonic()
             idle = idle_seconds(archive, self.settings.device)
@@ -236,7 +240,7 @@ class OnDemand(OnPost):
         log.info("loaded '%s' in %.1f s", name, ended - began)
 
     def _admit(self, entry: Entry, needed: int) -> Entry:
-        """Evict models if there is no memory for the load, and add it to the table. Raise
+        """Evict models if there is no memory for the load, and add the model to the table. Raise
         OutOfMemory, LoadFailed, or ModelNotReady if there is no memory at the moment."""
         waits = f"'{entry.name}' is not loaded yet: "
         try:
@@ -258,9 +262,9 @@ class OnDemand(OnPost):
         self._last_needs.append(needed)
 
     def _used(self, pid: int, name: str) -> int:
-        """Return the bytes of memory that are in use or promised to loads other than that of
-        `name`. For each promise, count only the part that the model does not hold yet. Leave out
-        models that are being unloaded or are chosen for it."""
+        """Return how many bytes of memory are in use, or promised to loads other than that of
+        `name`. Of each promise, count only the part that the model does not hold yet. Do not count
+        models that are being unloaded or have been chosen for eviction."""
         sizes = memory_by_model(pid)
         used = used_by(pid)
         entries = self.manager.models().entries
@@ -277,12 +281,14 @@ class OnDemand(OnPost):
         return self.held(entry, sizes) if entry.bytes else entry.estimated
 
     def _choose(self, pid: int, name: str, needed: int) -> list[Entry]:
-        """Choose models to evict, so that `needed` bytes are free for `name`. Raise ModelNotReady
-        if that is not possible now, or OutOfMemory. The caller holds the lock."""
+        """Choose models to evict, so that `needed` bytes are free for `name`. The caller holds the
+        lock. Raise ModelNotReady if too many models are in use now, or OutOfMemory if evicting all
+        of them would not be enough."""
         lacking = self._used(pid, name) + needed - self.memory
         sizes = memory_by_model(pid)
         victims: list[Entry] = []
-        busy = sum(self._promised.values())  # models that are being loaded can be evicted later
+        # bytes that cannot be freed now; models that are being loaded can be evicted later
+        busy = sum(self._promised.values())
         for entry in self._by_last_use():
             if lacking <= 0:
                 break
@@ -304,7 +310,7 @@ class OnDemand(OnPost):
         return victims
 
     def _by_last_use(self) -> list[Entry]:
-        """Return the models that may be evicted once they are idle, the least recently used
+        """Return the models that may be evicted when they are idle, the least recently used
         first."""
         entries = self.manager.models().entries.values()
         ready = [e for e in entries if e.state == READY and e.name not in self._kept]
@@ -317,8 +323,8 @@ class OnDemand(OnPost):
         return idle >= entry.idle and not leases.requests(entry.column)
 
     def _evict(self, victims: Sequence[Entry]) -> None:
-        """Unload the models, LOADS_AT_ONCE at a time. Raise OutOfMemory if that frees too little
-        memory."""
+        """Unload the models, LOADS_AT_ONCE at a time. Raise OutOfMemory if unloading them frees too
+        little memory."""
         try:
             for start in range(0, len(victims), LOADS_AT_ONCE):
                 self._evict_at_once(victims[start : start + LOADS_AT_ONCE])
@@ -326,13 +332,14 @@ class OnDemand(OnPost):
             self._victims.difference_update(entry.load_id for entry in victims)
 
     def _evict_at_once(self, victims: Sequence[Entry]) -> None:
-        """Unload the models at the same time. Raise OutOfMemory if several of them free less than
-        half of the memory that they hold, because further evictions would not help either."""
+        """Unload the models at the same time. If there are several, and unloading them frees less
+        than half of the memory that they hold, raise OutOfMemory, because further evictions would
+        not help either."""
         before = memory_by_model(self._pid())
         unloaded = [*filter(None, self._unloads.map(self._unload_victim, victims))]
         after = memory_by_model(self._pid())
         booked = sum([self._size(entry, before) for entry in unloaded])
-        # what tritonserver itself has freed, for models without processes of their own
+        # models without their own processes free memory of tritonserver itself
         freed = max(0, before[""] - after[""])
         for entry in unloaded:
             freed += self.held(entry, before) - self.held(entry, after)
@@ -345,7 +352,8 @@ class OnDemand(OnPost):
             raise OutOfMemory(f"{reason}; restart the container, or give it more memory")
 
     def _unload_victim(self, entry: Entry) -> Entry | None:
-        """Unload the model. Return None if it has been spared."""
+        """Unload the model and return it. Return None if the model was kept because it is in use
+        again."""
         began = time.monotonic()
         with self.manager.changing(entry.name):
             self._measure(entry)
@@ -360,8 +368,8 @@ class OnDemand(OnPost):
         return entry
 
     def _keep_free(self) -> None:
-        """Keep memory for one load free while loads have to evict models, so that the next ones
-        rarely wait for an eviction."""
+        """If loads had to evict models recently, evict enough models in advance for one load, so
+        that the next load need not wait for evictions."""
         largest = max(self._last_needs, default=0)
         is_short = time.monotonic() < self._last_shortage + THRASH_SECONDS
         if not is_short or largest > self.memory / KEPT_FREE:
@@ -385,8 +393,9 @@ class OnDemand(OnPost):
     def _reject(
         self, model: Found | Entry, error: ServingError, first: float = FAILED_SECONDS
     ) -> None:
-        """Answer calls with the error for a while: for `first` seconds, and twice as long after
-        each further failure, unless only memory is short."""
+        """Answer calls to the model with `error` for `first` seconds, and for twice as long after
+        each further failure. The time does not double if the load failed only for lack of free
+        memory."""
         rejected = self.manager.models().rejected
         last = max([each.seconds for each in rejected if model.name in each.folders], default=0)
         doubles = last >= first > BUSY_SECONDS
@@ -399,7 +408,7 @@ class OnDemand(OnPost):
         log.log(level, "'%s' is tried again in %g s: %s", model.name, seconds, reason)
 
     def _keep_rejected(self, name: str, *new: Rejection) -> None:
-        """Replace the rejection of the model."""
+        """Replace the model's rejection by `new`, or remove it."""
 
         def change(models: Models) -> Models:
             others = [each for each in models.rejected if name not in each.folders]
@@ -422,7 +431,8 @@ class OnDemand(OnPost):
 
 
 def source_of(settings: Settings, served: Callable[[], Collection[Path]]) -> Source:
-    """Return the models that calls may load. `served` returns the folders of loaded models."""
+    """Return the repository of the models that calls may load. `served` returns the folders of the
+    loaded models."""
     cache = Cache(settings.unpacked_folder, settings.unpacked_mb * MEGABYTE, served)
     if settings.bucket:
         from serving.repository.bucket import BucketSource  # imports obstore
@@ -432,8 +442,8 @@ def source_of(settings: Settings, served: Callable[[], Collection[Path]]) -> Sou
 
 
 def idle_seconds(archive: Archive, device: str) -> float:
-    """Return the seconds without a call after which the model may be evicted: enough for each
-    sequence of calls to have ended. Raise Unreadable."""
+    """Return after how many seconds without a call the model may be evicted. By then, Triton must
+    have ended all sequences of calls to the model. Raise Unreadable."""
     configs = [read_config(part, device) for part in archive.parts]
     sequences = [
         sequence_idle_seconds(config) for config in configs if correlation_type(config) is not None

@@ -1,8 +1,9 @@
-"""Multi-model mode: the platform loads and unloads archives while other models are served.
+"""Loads and unloads archives in multi-model mode, when the platform asks for it, while other models
+are served.
 
-POST /models -> locate, admit, stage -> Triton loads -> READY
-DELETE /models/NAME -> no more calls begin -> calls in flight end -> Triton unloads -> the staged
-folder is removed
+POST /models finds the models in the archive, checks that there is memory for them, stages them, and
+makes Triton load them. DELETE /models/NAME first keeps new calls from using the model. When the
+calls in flight have ended, Triton unloads the model, and the staged folders are removed.
 """
 
 import logging
@@ -46,16 +47,17 @@ log = logging.getLogger(__name__)
 class OnPost(Policy):
     """The policy that loads models on POST /models. Thread-safe."""
 
-    # the error for a model that can never be loaded: the platform then evicts no other model for it
+    # The error for a model that is too large for the machine. It is not OutOfMemory, on which the
+    # platform would unload other models in vain.
     too_large: type[ServingError] = LoadFailed
 
     def __init__(self, manager: Manager) -> None:
         super().__init__(manager)
-        # bytes that Triton and its models may use
+        # how many bytes of memory Triton and its models may use
         self.memory = int(self.settings.model_memory_share * memory_limit())
         self._admitting = threading.Lock()
         self._promised: dict[str, int] = {}
-        # the most bytes that each model was measured to hold since it last changed
+        # the largest size in bytes that was measured for each model since it last changed
         self._measured: dict[tuple[str, str], int] = {}
 
     def step(self) -> None:
@@ -70,8 +72,8 @@ class OnPost(Policy):
                         self.manager.unload(entry)
 
     def load(self, name: str, url: str, target: str) -> None:
-        """Load an archive. Raise ModelAlreadyLoaded, OutOfMemory, LoadFailed, InvalidRequest or one
-        of Triton's errors."""
+        """Load the archive at `url`. Raise ModelAlreadyLoaded, OutOfMemory, LoadFailed,
+        InvalidRequest or one of Triton's errors."""
         archive = _located(name, url, self.settings.model_repositories[0])
         with self.manager.changing(name):
             if (loaded := self.manager.get(name)) is not None:
@@ -79,7 +81,7 @@ class OnPost(Policy):
                     raise ModelAlreadyLoaded(
                         f"the model '{name}' is loaded already, from {loaded.url}"
                     )
-                # its unload timed out, or it failed to load after a restart of tritonserver
+                # an unload of the model timed out, or a restarted tritonserver could not load it
                 self.manager.unload(loaded)
             self._add(archive, name, target, url=url)
         log.info("loaded %s (%s) from %s", target, name, archive.folder)
@@ -87,8 +89,8 @@ class OnPost(Policy):
     def unload(self, name: str) -> None:
         """Unload a model and wait until its memory is free. Raise ModelNotLoaded, TritonTimeout or
         TritonUnavailable."""
-        # check this first: `changing` creates a lock, and locks of made-up names could fill the
-        # memory
+        # Check this first, because `changing` creates a lock for any name, and a caller could fill
+        # the memory with locks for invented names.
         if not self.manager.get(name):
             raise ModelNotLoaded(name)
         with self.manager.changing(name):
@@ -99,8 +101,8 @@ class OnPost(Policy):
         log.info("unloaded %s (%s)", entry.target, name)
 
     def _add(self, archive: Archive, name: str, target: str, **fields: Any) -> None:
-        """Load an archive that is not in the table. `fields` are further fields of its entry. Raise
-        ModelAlreadyLoaded, OutOfMemory, LoadFailed or one of Triton's errors."""
+        """Load an archive that is not in the table. `fields` are additional fields of its entry.
+        Raise ModelAlreadyLoaded, OutOfMemory, LoadFailed or one of Triton's errors."""
         names = triton_names(archive, target, self.settings.namespaces)
         outer, *parts = names.values()
         entry = Entry(
@@ -124,7 +126,7 @@ class OnPost(Policy):
             entry = self._admit(entry, needed)
             try:
                 versions = self._load(entry, names, archive.root)
-            except TritonTimeout:  # Triton may still be loading it
+            except TritonTimeout:  # Triton may still be loading the model
                 self.manager.move(entry, Event.UNLOAD)
                 raise
             except BaseException:
@@ -132,13 +134,15 @@ class OnPost(Policy):
                 raise
         finally:
             self._promised.pop(name, None)
-        self.manager.leases.touch(entry.column)  # the column may have had another model
+        # the column's last use may be that of another model, which had the column before
+        self.manager.leases.touch(entry.column)
         self.manager.move(entry, Event.LOADED, versions=versions)
         self._measure(entry)
 
     def _admit(self, entry: Entry, needed: int) -> Entry:
-        """Add the load to the table, so that other loads take its memory into account. Raise
-        OutOfMemory, LoadFailed, ModelAlreadyLoaded or TritonUnavailable."""
+        """Check that `needed` bytes of memory are free for the load, promise them to it, and add
+        the model to the table. Raise OutOfMemory, LoadFailed, ModelAlreadyLoaded or
+        TritonUnavailable."""
         pid = self._pid()
         with self._admitting:
             if reason := shortfall(self.memory, self._used(pid, entry.name), needed):
@@ -157,13 +161,13 @@ class OnPost(Policy):
         return pid
 
     def _used(self, pid: int, name: str) -> int:
-        """Return the bytes of memory that are in use or promised to loads other than that of
-        `name`."""
+        """Return how many bytes of memory are in use or promised to loads. On-demand mode leaves
+        out what was promised to `name`."""
         return used_by(pid) + sum(self._promised.values())
 
     def _measure(self, entry: Entry) -> None:
-        """Measure how much memory the processes of a loaded model take, for its next load. Models
-        without processes of their own keep their estimate."""
+        """Measure how much memory the processes of a loaded model take, and remember it for the
+        model's next load. Models without their own processes keep their estimate."""
         pid = self.manager.pid()
         held = self.held(entry, memory_by_model(pid)) if pid else 0
         if not held:
@@ -177,8 +181,9 @@ class OnPost(Policy):
         return sum(sizes.get(name, 0) for name in self.manager.staged_names(entry))
 
     def _check_names(self, entry: Entry) -> None:
-        """Raise ModelAlreadyLoaded if callers know another model by one of the new one's names.
-        Raise LoadFailed if Triton does, which is possible without namespaces."""
+        """Raise ModelAlreadyLoaded if callers know another model by one of the new model's names.
+        Raise LoadFailed if Triton knows another model by one of its names, which can happen without
+        namespaces."""
         others = self.manager.models().entries.values()
         for other in others:
             if known := {other.target, other.name} & {entry.target, entry.name}:
@@ -213,8 +218,8 @@ class OnPost(Policy):
 
 
 def keep_last(kept: dict[Any, Any], key: object, value: object, most: int = 4096) -> None:
-    """Set a value in a dictionary. If it then has more than `most` entries, remove the oldest
-    one."""
+    """Set a value in the dictionary `kept`. If the dictionary then has more than `most` entries,
+    remove the oldest one."""
     kept.pop(key, None)
     kept[key] = value
     if len(kept) > most:
@@ -222,8 +227,8 @@ def keep_last(kept: dict[Any, Any], key: object, value: object, most: int = 4096
 
 
 def _measure_of(entry: Entry) -> tuple[str, str]:
-    """Return the key of a model's measured size. It changes when the model's files change or, if
-    the entry has no signature of the files, when the estimated size changes."""
+    """Return the key under which a model's measured size is stored. It must change when the model's
+    files change: it contains their signature or, if there is none, the estimated size."""
     return entry.target, entry.signature or str(entry.estimated)
 
 
@@ -274,9 +279,9 @@ def triton_names(archive: Archive, target: str, namespaces: bool) -> dict[Path, 
 
 
 def triton_name(target: str) -> str:
-    """Return Triton's name for a Target-Model. Triton's HTTP endpoint cannot find names with a
-    slash, nor its Python backend names with a space. So unusual characters are replaced, and a
-    digest keeps the names unique."""
-    # the name ".." would refer to another folder
+    """Return Triton's name for a Target-Model. Replace unusual characters, because Triton's HTTP
+    endpoint cannot find names with a slash, and its Python backend cannot find names with a space.
+    If the name has changed, append a digest to make it unique."""
+    # leading dots are removed, because the name ".." would refer to another folder
     name = re.sub(r"[^A-Za-z0-9._-]", "_", target)[:100].lstrip(".")
     return name if name == target else f"{name}-{digest(target)[:8]}"

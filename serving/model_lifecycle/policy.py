@@ -1,4 +1,5 @@
-"""A policy decides when models are loaded and unloaded; the manager loads and unloads them."""
+"""Defines the interface of a policy, which decides when models are loaded and unloaded. The Manager
+then loads and unloads them."""
 
 from abc import ABC, abstractmethod
 
@@ -20,7 +21,7 @@ class Policy(ABC):
 
     @abstractmethod
     def step(self) -> None:
-        """Look for changes. Called every second."""
+        """Look for changes, and act on them. Called every second."""
 
     def load(self, name: str, url: str, target: str) -> None:
         """Load a model on request. Raise a ServingError."""
@@ -31,7 +32,7 @@ class Policy(ABC):
         raise NotFound(NO_LOADS)
 
     def want(self, name: str) -> None:
-        """Begin to load a model that a call waits for. Raise a ServingError."""
+        """Begin to load a model for which a call waits. Raise a ServingError."""
         raise NotFound(NO_LOADS)
 
     def known(self) -> list[str]:

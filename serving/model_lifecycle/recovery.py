@@ -1,12 +1,11 @@
-"""Reloads each model whose process has died, without affecting the others, and stops serving models
-that die too often.
+"""Recovers each model whose process has died, without affecting the others.
 
-    a call reports a dead process, or a check finds one
-        -> Triton unloads and loads that model -> it is served again
-        -> after too many deaths: it is unloaded, and tried again later
+When a call reports a dead process, or a check finds one, Triton unloads and loads that model again.
+A model whose processes die too often is unloaded, and loaded again later. After MOST_RELOADS
+reloads, tritonserver is restarted.
 
-model_status/states.py defines the states, and explains why a dead model is reloaded before it is
-unloaded. After MOST_RELOADS reloads tritonserver is restarted.
+model_status/states.py defines the states, and explains why a model with a dead process must be
+reloaded before it can be unloaded.
 """
 
 import logging
@@ -29,18 +28,18 @@ log = logging.getLogger(__name__)
 # seconds between checks of all processes; a check takes 20 ms with 1,000 models
 LOOK_SECONDS = 2.0
 WINDOW = 60.0
-# Crashes of a model within WINDOW seconds. Callers retry, so a request that crashes its model may
-# arrive several times.
+# How often a model may crash within WINDOW seconds. It is more than once, because callers retry, so
+# that a request which crashes its model may arrive several times.
 CRASHES_ALLOWED = 3
-# seconds that a model is refused the first time; doubled each further time, up to REFUSED_MOST
+# For how many seconds a model is refused. The time doubles each time, up to REFUSED_MOST.
 REFUSED_SECONDS = 300.0
 REFUSED_MOST = 24 * 3600.0
 
 
 @dataclass(frozen=True)
 class Report:
-    """A crash seen by a call: Triton's names for the model and its parts, Triton's message, and
-    when the call began."""
+    """A crash that a call has seen. `models` are Triton's names for the model and its parts,
+    `details` is Triton's message, and `began` is when the call began (time.monotonic)."""
 
     models: list[str]
     details: str
@@ -56,7 +55,7 @@ class Recovery:
         self._pid = 0
         self._looked = 0.0
         self._reports: deque[Report] = deque()
-        # what a recovery thread does with a model in each state
+        # the states in which a recovery thread works on a model, and what it does then
         self._work = {RELOADING: self._reload, REFUSING: self._unload}
 
     def report(self, report: Report) -> None:
@@ -64,7 +63,7 @@ class Recovery:
         self._reports.append(report)
 
     def watch(self, pid: int) -> None:
-        """Watch the processes of this tritonserver, which has loaded all models."""
+        """Watch the processes of the tritonserver with this `pid`, which has loaded all models."""
         self._pid = pid
         self._looked = 0.0
 
@@ -77,7 +76,9 @@ class Recovery:
             self._manager.move(entry, Event.PROCESSES_SEEN, reason="")
         while self._reports:
             report = self._reports.popleft()
-            for _ in range(2):  # the processes' exit codes say more than Triton's message
+            # A check of the processes finds the cause, which Triton's message does not contain. It
+            # takes two checks to find a death.
+            for _ in range(2):
                 self._look()
             if owner := self._owner(report.models, report.details):
                 self._handle(owner, report.details, report.began)
@@ -92,8 +93,8 @@ class Recovery:
                 self._handle(entry, f"process '{stub.instance}' died: {how}", stub.alive)
 
     def _entry(self, name: str) -> Entry | None:
-        """Return the model that Triton knows by this name, or the archive that contains a part with
-        this name."""
+        """Return the model that Triton knows by this name, or else the archive that contains a part
+        with this name."""
         models = self._manager.models()
         archives = (
             entry for entry in models.entries.values() if entry.target and name in entry.parts
@@ -101,9 +102,10 @@ class Recovery:
         return models.by_triton_name.get(name) or next(archives, None)
 
     def _owner(self, names: list[str], details: str) -> Entry | None:
-        """Return the model, or the part of an ensemble, whose process Triton names in `details`.
-        Return None if Triton quotes no name; then only a check of the processes can find the
-        model. If no model has the quoted name, return the first one."""
+        """Return the model, or the part of an ensemble, whose process has died. `names` are the
+        models that the call used, and `details` is Triton's message, which may quote the name of
+        the process. If no model has the quoted name, return the first one. Return None if the
+        message quotes no name; then only a check of the processes can find the model."""
         if "'" not in details:
             return None
         called = names[1:] or names  # an ensemble itself has no process
@@ -116,8 +118,8 @@ class Recovery:
         return self._entry(next(named, called[0]))
 
     def _handle(self, entry: Entry, reason: str, began: float) -> None:
-        """Handle a crash seen by a call that began at `began`. Ignore it if that was before the
-        last load finished."""
+        """Handle a crash of a process that was alive at `began`. Ignore the crash if that was
+        before the model was last loaded, because the process then belonged to an earlier load."""
         if entry.state != READY or began <= entry.began:
             return
         now = time.monotonic()
@@ -161,7 +163,7 @@ class Recovery:
         try:
             versions = self._manager.reload(entry)
         except TritonTimeout:
-            # if tritonserver does not answer at all, the model is not to blame
+            # If tritonserver still answers, the model is to blame, so a new one must not load it.
             with suppress(ServingError):
                 if self._manager.gateway.is_live():
                     self._manager.unstage(entry)
@@ -187,8 +189,8 @@ class Recovery:
 
 
 def _refusal(entry: Entry, reason: str) -> dict[str, Any]:
-    """Return the new fields of a model that is not served for a while. The period doubles each
-    time, up to REFUSED_MOST."""
+    """Return the changed fields of a model that is not to be served for a while. The time doubles
+    each time that the model is refused, up to REFUSED_MOST."""
     seconds = min(REFUSED_SECONDS * 2**entry.refusals, REFUSED_MOST)
     log.error("model '%s' is not served for %g s: %s", entry.name, seconds, reason)
     until = time.monotonic() + seconds
