@@ -1,2 +1,2 @@
-"""Inspects the machine: processors, memory, GPUs and Triton's server. Uses only the standard
-library, because all processes import it."""
+"""Inspects the machine: its processors, memory, GPUs and processes, and the installed tritonserver.
+Uses only the standard library, because process 1 imports it too."""

@@ -1,5 +1,5 @@
-"""Files that several processes share, such as the one in which process 1 reports the status of its
-processes to the front."""
+"""Reads and writes files that several processes share, such as the one in which process 1 reports
+the status of all processes."""
 
 import hashlib
 import json
@@ -11,8 +11,8 @@ from pathlib import Path
 
 
 def replace_file(file: Path, data: bytes, mode: int = 0o666) -> None:
-    """Write the file atomically: a reader sees either the old or the new content. `mode` is subject
-    to the umask."""
+    """Write the file atomically, so that a reader sees either the old or the new content. The umask
+    applies to `mode`."""
     temporary = file.with_name(f".{file.name}.{os.getpid()}-{threading.get_ident()}")
     try:
         temporary.touch(mode, exist_ok=True)
@@ -24,7 +24,7 @@ def replace_file(file: Path, data: bytes, mode: int = 0o666) -> None:
 
 
 def digest(name: str) -> str:
-    """Return a safe file name for `name`, which may contain any characters."""
+    """Return a hash of `name` that is safe as a file name. `name` may contain any characters."""
     return hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 

@@ -1,8 +1,8 @@
 """Detects the resources of this machine or container: processors, memory, shared memory, GPUs.
 
-Limits come from the control group (v2 or v1): the lowest one from the process's own group up to the
-root. Every function accepts the root of the file system, so that tests can simulate a machine in a
-folder.
+The limits come from control groups (v2 or v1). Of the process's own group and all groups above it,
+the lowest limit counts. Every function accepts the root of the file system, so that tests can
+simulate a machine in a folder.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ ROOT = Path("/")
 
 @dataclass(frozen=True)
 class Machine:
-    """A machine's resources: `cpus` is a number of processors, which may be fractional, and
+    """The resources of a machine. `cpus` is the number of processors, which may be fractional;
     `memory` is in bytes."""
 
     cpus: float
@@ -64,7 +64,7 @@ def processor_features(root: Path = ROOT) -> frozenset[str]:
         contextlib.suppress(OSError),
         (root / "proc/cpuinfo").open(encoding="utf-8", errors="replace") as file,
     ):
-        for line in file:  # stops at the first processor; the others are the same
+        for line in file:  # only the first processor is read; the others have the same features
             name, _, words = line.partition(":")
             if name.strip() in ("flags", "Features"):  # on x86 and on arm64
                 return frozenset(words.split())
@@ -72,7 +72,8 @@ def processor_features(root: Path = ROOT) -> frozenset[str]:
 
 
 def gpu_count(root: Path = ROOT) -> int:
-    """Return the number of NVIDIA GPUs. In a container only those assigned to it are visible."""
+    """Return the number of NVIDIA GPUs. Inside a container, only the GPUs that were assigned to it
+    are visible."""
     return sum(
         path.name.removeprefix("nvidia").isdecimal() for path in (root / "dev").glob("nvidia*")
     )

@@ -1,5 +1,5 @@
-"""Processes on this machine: how they ended, how much memory they use, and which are stubs of
-Triton's Python backend."""
+"""Inspects the processes on this machine: how they ended, how much memory they use, and which of
+them are stubs, the processes in which Triton's Python backend runs models."""
 
 import glob
 import os
@@ -18,20 +18,20 @@ MEANINGS: dict[int, str] = {
 }
 PROGRAM = "triton_python_backend_stub"
 FEWEST_WORDS = 4  # words in a stub's command line
-# positions in a stub's command line
+# positions of words in a stub's command line
 FILE = 1  # the model's file
-INSTANCE = -2  # the instance's name, which Triton's messages use
+INSTANCE = -2  # the instance's name, which also occurs in Triton's messages
 PROC = Path("/proc")
-# indexes into the fields that _status returns
+# positions of fields in the list that _status returns
 STATE = 0
 PARENT = 1
 EXIT_CODE = 49
 
 
 def dying_with_us(signal_name: str) -> tuple[str, ...]:
-    """Return a command-line prefix that makes the kernel send a signal to the new process when this
-    one ends, whatever the reason. Return () if util-linux is missing. (preexec_fn could do the
-    same, but is not safe in a process with threads.)"""
+    """Return words to put before a command line, which make the kernel send a signal to the new
+    process when this process ends for any reason. Return () if util-linux is missing. (The argument
+    preexec_fn of subprocess could do the same, but is not safe in a process with threads.)"""
     return ("setpriv", "--pdeathsig", signal_name, "--") if shutil.which("setpriv") else ()
 
 
@@ -50,7 +50,8 @@ def remove_leftovers(pattern: str, program: str, since: float) -> None:
 
 
 def describe_exit(code: int, meaning: str = "") -> str:
-    """Describe an exit code; a negative one is a negated signal number."""
+    """Describe an exit code in words. A negative code is a negated signal number. `meaning` says
+    why the process was killed, if that is known."""
     if code >= 0:
         return f"exited with status {code}"
     is_known = -code in set(signal.Signals)
@@ -60,21 +61,21 @@ def describe_exit(code: int, meaning: str = "") -> str:
 
 
 def last_line(output: str) -> str:
-    """Return the last line of a program's output, which says why it ended."""
+    """Return the last line of a program's output, which usually says why the program ended."""
     return (output.strip().splitlines() or ["it says nothing"])[-1]
 
 
 def used_by(pid: int) -> int:
-    """Return how many bytes of memory the kernel cannot reclaim from a process and its descendants:
-    their anonymous pages, and the shared pages of the process itself. Return 0 if the process is
-    gone."""
+    """Return how many bytes of memory a process and its descendants hold that the kernel cannot
+    reclaim: the anonymous pages of all of them, and the shared pages of the process itself. Return
+    0 if the process no longer exists."""
     own = sum(_bytes(process, b"RssAnon:") for process in tree(pid))
     return own + _bytes(pid, b"RssShmem:")
 
 
 def memory_by_model(server: int) -> dict[str, int]:
-    """Return how many bytes of memory the kernel cannot reclaim from each model's stubs, keyed by
-    Triton's name for the model. The key "" stands for tritonserver itself."""
+    """Return how many bytes of memory each model's stubs hold that the kernel cannot reclaim, keyed
+    by Triton's name for the model. The key "" stands for tritonserver itself."""
     sizes = {"": _bytes(server, b"RssAnon:") + _bytes(server, b"RssShmem:")}
     stubs = Stubs()
     stubs.look(server)
@@ -109,7 +110,7 @@ def _status(pid: int) -> list[bytes]:
 
 
 def _read(file: Path) -> bytes:
-    """Return the content of a file in /proc, or b"" if the process is gone."""
+    """Return the content of a file in /proc, or b"" if the process no longer exists."""
     with suppress(OSError):
         return file.read_bytes()
     return b""
@@ -117,8 +118,9 @@ def _read(file: Path) -> bytes:
 
 @dataclass(frozen=True)
 class Stub:
-    """A process of Triton's Python backend. `file` is REPOSITORY/MODEL/VERSION/FILE; `alive` is
-    when it was last seen alive (time.monotonic)."""
+    """A process in which Triton's Python backend runs an instance of a model. `file` is
+    REPOSITORY/MODEL/VERSION/FILE. `alive` is when the process was last seen alive
+    (time.monotonic)."""
 
     pid: int
     file: Path
@@ -141,8 +143,8 @@ def _stub(pid: int) -> Stub | None:
 
 
 class Stubs:
-    """Finds stubs that have died, across restarts of tritonserver. A stub that tritonserver did not
-    end itself stays a zombie until tritonserver ends."""
+    """Finds stubs that have died. They stay zombies until tritonserver ends, unless tritonserver
+    itself ended them. The same object can be used after a restart of tritonserver."""
 
     def __init__(self) -> None:
         self._seen: dict[int, Stub] = {}
@@ -158,7 +160,7 @@ class Stubs:
         self._seen = {}
         self._zombies = set()
         for pid in sorted(tree(server)):
-            if stub := _stub(pid):  # never a zombie, which has no command line
+            if stub := _stub(pid):  # None for a zombie, which has no command line
                 self._seen[pid] = stub
                 continue
             fields = _status(pid)
@@ -167,7 +169,7 @@ class Stubs:
                 if pid in before:
                     code = os.waitstatus_to_exitcode(int(fields[EXIT_CODE]))
                     dead.append((seen[pid], f"it {describe_exit(code)}"))
-                else:  # keep it until the next call
+                else:  # it counts as dead if the next call finds it dead too
                     self._seen[pid] = seen[pid]
         return dead
 

@@ -1,4 +1,4 @@
-"""Finds the installed tritonserver, and returns the command line and environment it needs.
+"""Finds the installed tritonserver, and returns the command line and the environment that it needs.
 
 In NVIDIA's image it is in /opt/tritonserver. Elsewhere it comes with the PyPI package
 nvidia-pytriton, which is never imported.
@@ -21,7 +21,7 @@ PACKAGE = "pytriton"
 DISTRIBUTION = "nvidia-pytriton"
 TRITON_IN_PACKAGE = {"0.7.0": "2.51.0"}  # package version -> tritonserver version
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
-# where the Python backend unpacks models' environments
+# the folders into which Triton's Python backend unpacks the Python packages of models
 ENVIRONMENTS = "/tmp/python_env_??????"
 
 
@@ -44,7 +44,7 @@ def package(name: str = PACKAGE) -> Path:
 
 
 def binary() -> Path:
-    """Return the tritonserver to start. Raise FileNotFoundError if there is none."""
+    """Return the path of the installed tritonserver. Raise FileNotFoundError if there is none."""
     return (NVIDIA_IMAGE if is_nvidia_image() else package()) / "bin" / "tritonserver"
 
 
@@ -68,11 +68,11 @@ def only_python_backends(folder: Path) -> bool:
 
 
 def command(flags: Mapping[str, object], backends: Path, prefix: str) -> list[str]:
-    """Return tritonserver's command line. Python backends begin the names of their files in
-    /dev/shm with `prefix`."""
+    """Return tritonserver's command line. The names of the files that Python backends create in
+    /dev/shm begin with `prefix`."""
     words = [str(binary())]
     words += [f"--{name}={value}" for name, value in flags.items()]
-    if only_python_backends(backends):  # the staged configurations are complete
+    if only_python_backends(backends):  # repository/completion.py completes configurations instead
         words.append("--disable-auto-complete-config")
     return words + [
         f"--backend-config={name},shm-region-prefix-name={prefix}"
@@ -81,10 +81,12 @@ def command(flags: Mapping[str, object], backends: Path, prefix: str) -> list[st
 
 
 def environment(base: Mapping[str, str], python: str = PYTHON) -> dict[str, str]:
-    """Return `base` with the variables that tritonserver and its Python stubs need. Return it
-    unchanged in NVIDIA's image. A stub ignores PYTHONPATH and uses the environment of the first
-    `python3` on PATH. Raise FileNotFoundError if the package or this Python's shared library is
-    missing."""
+    """Return `base` with the variables that tritonserver and its Python stubs need. In NVIDIA's
+    image, nothing needs to be added. Raise FileNotFoundError if the package or this Python's shared
+    library is missing.
+
+    A stub ignores PYTHONPATH, and uses the packages of the first `python3` on PATH.
+    """
     if is_nvidia_image():
         return dict(base)
     libraries = [package().parent.parent / f"{DISTRIBUTION.replace('-', '_')}.libs"]
@@ -123,9 +125,10 @@ def version() -> str:
 
 
 def with_stub_wait(environ: Mapping[str, str], prefix: str = sys.prefix) -> dict[str, str]:
-    """Return `environ` with the library built from backends/stub_wait.c preloaded, which makes the
-    Python backend wait for a paused stub. Return it unchanged if the library was not verified with
-    this version of Triton. Raise FileNotFoundError if the library is missing."""
+    """Return `environ` with a variable that preloads the library built from backends/stub_wait.c,
+    which makes the Python backend wait for a paused stub. Return `environ` unchanged if the library
+    was not verified with the installed version of Triton. Raise FileNotFoundError if the library is
+    missing."""
     if version() != STUB_WAIT_VERSION:
         return dict(environ)
     library = Path(prefix) / "triton/stub_wait.so"
@@ -137,7 +140,8 @@ def with_stub_wait(environ: Mapping[str, str], prefix: str = sys.prefix) -> dict
 
 
 def _prepended(folders: list[Path], existing: str) -> str:
-    """Return a search path that begins with `folders`, without duplicates."""
+    """Return the search path `existing` with `folders` added at the beginning. Remove
+    duplicates."""
     names = [str(folder) for folder in folders]
     kept = [name for name in existing.split(os.pathsep) if name and name not in names]
     return os.pathsep.join(names + kept)

@@ -1,6 +1,7 @@
-"""Process 1 of the container, which starts, watches and restarts nginx, gunicorn, tritonserver and
-the model manager.
+"""Implements process 1 of the container, which starts, watches and restarts nginx, gunicorn,
+tritonserver and the model manager.
 
-It knows nothing about models. processes.py and nginx.py contain the command lines, supervisor.py
-the policy. This package uses only the standard library.
+processes.py and nginx.py contain the command lines of these processes; supervisor.py decides when
+to start, restart and stop them. This package knows nothing about models. It uses only the standard
+library.
 """

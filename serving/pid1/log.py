@@ -1,5 +1,5 @@
-"""The log of `serve` and of the processes that it runs: JSON lines, or text if the log goes to a
-terminal."""
+"""Writes the log of `serve` and of the processes that it runs, as JSON lines, or as text if the log
+goes to a terminal."""
 
 import contextlib
 import json
@@ -14,16 +14,16 @@ from typing import IO, Any
 
 LINE_LIMIT = 16 * 1024
 CHUNK = 64 * 1024  # the capacity of a pipe
-ENTRY = '{"'  # the beginning of nginx's and gunicorn's entries, which are JSON
+ENTRY = '{"'  # the beginning of nginx's and gunicorn's log entries, which are JSON
 OUTPUT_END_TIMEOUT = 1.0
-OUTPUT_PATIENCE = 1.0  # seconds that the log's reader may pause before lines are dropped
-# Characters with which a caller could control a terminal or forge a log line. They are escaped as
-# in JSON, the format of most lines.
+OUTPUT_PATIENCE = 1.0  # seconds for which the log's reader may pause before lines are dropped
+# Characters with which a caller could control a terminal or forge a log line. They are escaped in
+# the same way as in JSON.
 CONTROLS = (*range(9), *range(10, 32), *range(127, 160), 0x2028, 0x2029)
 ESCAPED = {code: f"\\u{code:04x}" for code in CONTROLS}
 NOTHING = r"(?!)"  # a pattern that matches nothing
 ERROR_LINE = re.compile(r"^E\d{4} |\b(error|exception|fatal|emerg|critical|failed)\b|Error\b", re.I)
-# the programs' names of levels -> ours, where they differ
+# maps the names of log levels in tritonserver and nginx to ours, if they differ
 LEVELS = {
     "I": "info",
     "notice": "info",
@@ -48,7 +48,8 @@ PREFIXES = (
 
 
 def as_json(process: str, line: str, level: str = "") -> str:
-    """Convert the line to a JSON object, unless it already is one. If `level` is "", guess it."""
+    """Convert a log line of `process` to a JSON object, unless it already is one. If `level` is "",
+    derive it from the line."""
     if read_object(line):
         return line.translate(ESCAPED)
     now = datetime.now(UTC).isoformat(timespec="milliseconds")
@@ -57,8 +58,8 @@ def as_json(process: str, line: str, level: str = "") -> str:
 
 
 def as_text(process: str, line: str, level: str = "") -> str:
-    """Format the line for a terminal: time, process, text. Keep only the important fields of
-    nginx's and gunicorn's entries."""
+    """Format a log line of `process` for a terminal: time, process, text. If the line is JSON, show
+    only its important fields."""
     entry = read_object(line)
     if "message" not in entry and "status" not in entry:
         entry = read_text(line, level)
@@ -67,7 +68,7 @@ def as_text(process: str, line: str, level: str = "") -> str:
     if "status" in entry:  # an entry of the access log
         words = (entry.get(name) for name in ("method", "path", "status", "code", "model"))
         call = " ".join(str(word) for word in words if word)
-        # escaped here too, so that a line break in the path does not begin a line below
+        # escape the path now, because line breaks in `message` are kept below
         message = f"{call} {entry.get('seconds', 0)} s, {request}".translate(ESCAPED)
         level = ""
     else:
@@ -83,8 +84,8 @@ def as_text(process: str, line: str, level: str = "") -> str:
 
 
 def read_text(line: str, level: str = "") -> dict[str, str]:
-    """Return the level and the message of a line that is text, and the source file that it
-    names, if any."""
+    """Return the fields of a log line that is not JSON: its level, its message and, if the line
+    contains it, the source file as "logger". Guess the level if the line does not contain it."""
     matches = (prefix.match(line) for prefix in PREFIXES)
     match = next(filter(None, matches), None)
     if match is None:
@@ -100,7 +101,7 @@ def read_text(line: str, level: str = "") -> dict[str, str]:
 
 
 def read_object(line: str) -> dict[str, Any]:
-    """Return the line's JSON object, or {} if the line is not one."""
+    """Parse a log line that is a JSON object. Return {} if it is not."""
     with contextlib.suppress(ValueError, RecursionError):
         if line.startswith(ENTRY) and line.endswith("}"):
             return dict(json.loads(line))
@@ -108,9 +109,9 @@ def read_object(line: str) -> dict[str, Any]:
 
 
 class Output:
-    """Writes whole lines to a file descriptor. Thread-safe. If nobody reads the log, lines are
-    dropped so that the supervisor does not block. Their number is logged once the log is read
-    again."""
+    """Writes log lines to a file descriptor. Thread-safe. If nobody reads the log, lines are
+    dropped, so that the supervisor does not block. When the log is read again, a line says how many
+    were dropped."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -127,7 +128,7 @@ class Output:
             patience = 0.0 if self._dropped else OUTPUT_PATIENCE
             if self._dropped:
                 text = f"{self._dropped} lines were dropped: nobody read the log"
-                # the line break ends a line of which only a part was written
+                # begin with a line break, because the last line may have been written only in part
                 data = f"\n{self._format('serve', text, 'warning')}\n".encode() + data
             # a pipe that is ready takes PIPE_BUF bytes without blocking (POSIX)
             with contextlib.suppress(OSError):
@@ -138,8 +139,8 @@ class Output:
 
 
 class Pump(threading.Thread):
-    """Reads a process's output to its end, drops the lines that match `noise`, and writes the
-    others without the text that matches `omitted`. Lines that are JSON are not changed."""
+    """A thread that logs the output of a process. It drops lines that match `noise`, and removes
+    text that matches `omitted` from the other lines unless they are JSON."""
 
     def __init__(
         self,
@@ -165,8 +166,8 @@ class Pump(threading.Thread):
                     self._output.write(self._process, *shown)
 
     def _shown(self, line: str) -> str:
-        """Return the line without the omitted text, and keep it for `last_error`. Return JSON
-        unchanged."""
+        """Return the line without the omitted text, and remember it for `last_error`. Return a line
+        of JSON unchanged."""
         if line.startswith(ENTRY):
             return line
         line = self._omitted.sub("", line)
@@ -177,14 +178,15 @@ class Pump(threading.Thread):
         return line
 
     def last_error(self) -> str:
-        """Return the last line that looks like an error, or else the last line."""
+        """Return the last line that looks like an error, or else the last line that is not
+        empty."""
         self.join(OUTPUT_END_TIMEOUT)
         return self._last_error or self._last_line
 
 
 def read_lines(stream: IO[bytes]) -> Iterator[list[str]]:
-    """Yield lines as they arrive. Truncate them to 16 KiB, and replace bytes that cannot be
-    decoded."""
+    """Yield lines, in lists, as they arrive. Truncate each line to 16 KiB, and replace bytes that
+    are not UTF-8."""
     rest = b""
     while data := os.read(stream.fileno(), CHUNK) or (rest and b"\n"):
         *whole, rest = (rest + data).split(b"\n")

@@ -1,4 +1,4 @@
-"""nginx's process, and its configuration file."""
+"""Describes nginx's process, and writes its configuration file."""
 
 import contextlib
 import ipaddress
@@ -20,11 +20,11 @@ ROOT = Path(__file__).resolve().parents[2]
 TEMPLATE = ROOT / "nginx.conf"
 SECTION = re.compile(r"^ *\{\{#(\w+)\}\}\n(.*?)^ *\{\{/\1\}\}\n", re.MULTILINE | re.DOTALL)
 FEWEST_REQUESTS = 512
-# Maximum number of simultaneous uploads of 4 MB or more, which nginx keeps in files. The limit
-# is lower if this many bodies could exceed the memory for requests.
+# Maximum number of simultaneous uploads of 4 MB or more, which nginx keeps in files. The limit is
+# lower if this many bodies would not fit into the memory for requests.
 MOST_UPLOADS = 64
-NGINX_FOLDERS = "/usr/sbin:/usr/local/sbin"  # not on every user's PATH
-USUAL_CONNECTIONS = 4096  # connections of an nginx worker, including idle callers
+NGINX_FOLDERS = "/usr/sbin:/usr/local/sbin"  # these are not on every user's PATH
+USUAL_CONNECTIONS = 4096  # connections of an nginx worker, including those of idle callers
 NGINX_LOG_LEVELS = {
     "debug": "info",
     "info": "warn",
@@ -32,17 +32,17 @@ NGINX_LOG_LEVELS = {
     "error": "error",
     "critical": "crit",
 }
-# bytes, the maximum that malloc allows: smaller blocks are kept when they are freed
+# bytes; when smaller blocks are freed, malloc keeps them. This is the maximum that malloc allows.
 MALLOC_THRESHOLD = f"{32 * 2**20}"
-# Lines that are not logged: about every /ping that the supervisor sends before gunicorn listens
-# (the supervisor logs these itself), and about every body that is too large (the access log already
-# has an entry for each).
+# Lines of nginx's error log that are dropped. The first pattern matches an error for each /ping
+# that the supervisor sends before gunicorn listens, which the supervisor logs itself. The second
+# matches an error for each body that is too large, which the access log already contains.
 NGINX_NOISE = (
     r'connect\(\) to unix:\S+ failed .* request: "GET /ping HTTP',
     "client intended to send too large body",
 )
-# Matches the query string of a request quoted in nginx's error log. A query string contains no
-# space but may contain quotes. The quote that ends the quoted request is kept.
+# Matches the query string in a request that nginx's error log quotes. A query string contains no
+# space, but it may contain quotes. The quote after the request is not matched.
 QUERY = r'\?\S*?(?="?,?(?:\s|$))'
 
 
@@ -62,9 +62,9 @@ def nginx(
     listeners: Sequence[socket.socket] = (),
     folders: str = NGINX_FOLDERS,
 ) -> Process:
-    """Describe nginx's process, and write nginx.conf into the run folder. The environment variable
-    NGINX lists the listeners that it inherits. The program is looked up on the PATH and in
-    `folders`."""
+    """Describe nginx's process, and write nginx.conf into the run folder. nginx inherits the
+    listeners, which the environment variable NGINX lists. The program is searched for on the PATH
+    and in `folders`."""
     binary = shutil.which("nginx", path=f"{environ.get('PATH', os.defpath)}:{folders}")
     if not binary:
         raise FileNotFoundError(
@@ -91,14 +91,14 @@ def nginx(
 
 
 def nginx_configuration(settings: Settings) -> str:
-    """Return the text of nginx.conf. Each {{name}} is replaced by its entry in `values`, or else by
-    the setting of that name. Each section {{#name}} … {{/name}} whose setting is false is
-    removed."""
+    """Return the text of nginx.conf, made from the template. {{name}} is replaced by its entry in
+    `values`, or else by the setting of that name. A section {{#name}} … {{/name}} is removed if
+    its value is false."""
     roomy = max(USUAL_CONNECTIONS, 2 * FILES_PER_REQUEST * settings.max_concurrency)
     connections = min(raise_file_limit(settings.max_concurrency) - OWN_FILES, roomy)
     values = {
-        # If nginx runs as root, it would otherwise run its workers as another user, which cannot
-        # enter the run folder.
+        # Run the workers as the same user as nginx. By default, if that is root, nginx would run
+        # them as another user, who cannot enter the run folder.
         "user": "user root;" if os.geteuid() == 0 else "",
         "nginx_workers": min(4, math.ceil(cpu_quota())),
         "connections": connections,
@@ -136,9 +136,10 @@ def nginx_configuration(settings: Settings) -> str:
 
 
 def own_hosts(settings: Settings) -> str:
-    """Return a regular expression for valid `Host` headers. Any host is valid unless nginx listens
-    on a loopback address. There, an empty header is valid too, because browsers never omit
-    `Host`."""
+    """Return a regular expression for valid `Host` headers. Any header is valid unless nginx
+    listens on a loopback address. Then the header must name this machine or one of the origins in
+    SERVE_ORIGINS. It may also be missing: browsers always send it, so other programs may omit
+    it."""
     if not is_loopback(settings.host):
         return "^"
     ours = [bracketed(settings.host), "localhost", "127.0.0.1", "[::1]"]

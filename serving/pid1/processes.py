@@ -1,5 +1,5 @@
-"""The processes that `serve` supervises: their command lines, environments and configuration files
-(those of nginx are in nginx.py)."""
+"""Describes the processes that `serve` supervises: their command lines, environments and
+configuration files. nginx.py describes nginx."""
 
 import glob
 import json
@@ -23,28 +23,30 @@ ROOT = Path(__file__).resolve().parents[2]
 AGENT = "start-amazon-cloudwatch-agent"
 AGENT_FOLDER = "/opt/aws/amazon-cloudwatch-agent/bin"  # where AWS's package installs it
 AGENT_TEMPLATE = Path(__file__).with_name("cloudwatch.json")
-# Seconds that tritonserver gets to exit. All requests have been answered by then, so it waits only
-# for instances that hang or have died.
+# Seconds that tritonserver gets to exit. By then all requests have been answered, so it would only
+# wait for instances that hang or have died.
 EXIT_SECONDS = 5
-# Threads for each model of a Python backend if calls load the models. There may be 1,000 models:
-# too many for Triton's default of 32 threads.
+# Threads for each model of a Python backend if calls load the models. There may be 1,000 models,
+# which is too many for Triton's default of 32 threads each.
 PYTHON_THREADS = 4
 LOADS_AT_ONCE = 32  # models that Triton loads at the same time if calls load the models
-# How long idle threads of OpenBLAS spin, as the exponent of a number of cycles: 2^16 cycles are
-# about 25 µs. By default they spin for 2^28 cycles (0.1 s) after each product of large matrices
-# (OpenBLAS's blas_server.c), while other threads may need the processors.
+# How long idle threads of OpenBLAS spin, as a power of two: 2^16 cycles are about 25 µs. By default
+# they spin for 2^28 cycles (0.1 s) after each product of large matrices (OpenBLAS's blas_server.c),
+# although other threads may need the processors.
 OPENBLAS_SPINNING = "16"
-# How often idle threads of OpenMP check for the next operator: 10,000 checks are enough between two
-# operators of a network. The default is 300,000 (GOMP_SPINCOUNT in libgomp's manual).
+# How often idle threads of OpenMP check whether the next operator has begun before they sleep.
+# 10,000 checks last from one operator of a network to the next. The default is 300,000
+# (GOMP_SPINCOUNT in libgomp's manual).
 OPENMP_SPINNING = "10000"
-# Lines that are not logged: tables, empty lines, the countdown, the usage (which hides the invalid
-# option), the library evhtp's messages about connections on a Unix socket, and, on a machine
-# without a GPU, messages that none was found.
+# Lines of tritonserver's output that are dropped: the usage, which would hide the message about an
+# invalid option; empty lines and tables; messages of the library evhtp about connections on a Unix
+# socket; and the countdown at the end.
 TRITON_NOISE = (
     r"^(Usage: tritonserver|(?!.*[Ee]rror)[A-Z][A-Za-z/ ]*:$|\t|  -)",
     r"^\s*$|^[+|].*[+|]$|evhtp\.c.*NODELAY NOT SUPPORTED",
     r"^I\d{4} [\d:.]+ \d+ \S+\] (\"Timeout \d+: Found.*)?$",
 )
+# lines that are dropped on a machine without a GPU, because they only say so
 NO_GPU_NOISE = (
     r"^Error: Failed to initialize NVML$",
     r"\"(Unable to allocate pinned system memory|CUDA memory pool disabled|"
@@ -62,11 +64,11 @@ def all_processes(
         **settings.environment(),
         "PYTHONDONTWRITEBYTECODE": "1",
         "PYTHONUNBUFFERED": "1",
-        # Otherwise ONNX Runtime writes a database under HOME and contacts Microsoft's servers.
+        # keep ONNX Runtime from writing a database under HOME and contacting Microsoft's servers
         "ORT_DISABLE_TELEMETRY": "1",
         "HF_HUB_OFFLINE": "1",
     }
-    # only the front needs the secrets
+    # only the Flask app needs the secrets
     common = {name: value for name, value in front.items() if name not in SECRETS}
     command = (sys.executable, "-m", "serving.model_lifecycle")
     manager = Process("manager", command, common, ROOT, answers_at=(settings.manager_socket, "/"))
@@ -80,8 +82,8 @@ def all_processes(
 
 
 def gunicorn(settings: Settings, environ: Mapping[str, str]) -> Process:
-    """Describe gunicorn's process. A worker accepts no more connections than it has threads, so no
-    request waits behind a busy thread while another worker is free. gunicorn itself replaces
+    """Describe gunicorn's process. A worker accepts no more connections than it has threads, so
+    that no request waits for a busy worker while another worker is free. gunicorn itself replaces
     workers that hang."""
     flags = {
         "chdir": ROOT,
@@ -90,16 +92,16 @@ def gunicorn(settings: Settings, environ: Mapping[str, str]) -> Process:
         "threads": settings.threads,
         "worker-connections": settings.threads,
         "keep-alive": 0,
-        # nginx limits the request line, the headers and the methods, and its errors have our JSON
-        # format.
+        # Do not limit the request line and the headers here: nginx does so, and its errors are
+        # JSON, unlike gunicorn's.
         "limit-request-line": 0,
         "limit-request-fields": 32768,
         "timeout": math.ceil(settings.hang_timeout),
         "graceful-timeout": max(1, math.ceil(settings.stop_timeout)),
         "worker-tmp-dir": settings.run_dir,
         "log-level": settings.log_level,
-        # Otherwise gunicorn trusts the headers SCRIPT_NAME and PATH_INFO, because it treats every
-        # client of a Unix socket as a proxy.
+        # Do not trust the headers SCRIPT_NAME and PATH_INFO. By default gunicorn does, because it
+        # treats every client of a Unix socket as a proxy.
         "forwarder-headers": "",
         "config": "python:serving.front.gunicorn_config",
     }
@@ -107,7 +109,7 @@ def gunicorn(settings: Settings, environ: Mapping[str, str]) -> Process:
     command += ["--permit-unconventional-http-method"]
     command += [f"--bind=unix:{path}" for path in (settings.gunicorn_socket, settings.large_socket)]
     command += [f"--{name}={value}" for name, value in flags.items()]
-    counts = settings.run_dir / "metrics"  # the counters begin at 0 when `serve` starts
+    counts = settings.run_dir / "metrics"  # emptied, so that the counters begin at 0
     shutil.rmtree(counts, ignore_errors=True)
     counts.mkdir()
     own = {
@@ -115,9 +117,9 @@ def gunicorn(settings: Settings, environ: Mapping[str, str]) -> Process:
         "OPENBLAS_NUM_THREADS": "1",
         "OPENCV_FOR_THREADS_NUM": "1",
         "TOKENIZERS_PARALLELISM": "false",
-        # A worker keeps freed memory for the next request until it is idle (front/services.py);
-        # otherwise page faults take two fifths of its time with images. It uses one arena, because
-        # malloc_trim does not release the ends of the others.
+        # A worker keeps freed memory for the next request until it is idle (front/services.py).
+        # Otherwise page faults would take two fifths of its time when it decodes images. It uses
+        # only one arena, because malloc_trim does not release the ends of other arenas.
         "MALLOC_MMAP_THRESHOLD_": MALLOC_THRESHOLD,
         "MALLOC_TRIM_THRESHOLD_": MALLOC_THRESHOLD,
         "MALLOC_ARENA_MAX": "1",
@@ -127,16 +129,19 @@ def gunicorn(settings: Settings, environ: Mapping[str, str]) -> Process:
 
 
 def find_agent(environ: Mapping[str, str]) -> str | None:
-    """Return the CloudWatch agent's program, from the PATH or the folder where AWS's package
-    installs it, or None if it is not installed."""
+    """Return the path of the CloudWatch agent's program, or None if it is not installed. Search the
+    PATH and the folder into which AWS's package installs it."""
     return shutil.which(AGENT, path=f"{environ.get('PATH', os.defpath)}:{AGENT_FOLDER}")
 
 
 def cloudwatch_agent(settings: Settings, environ: Mapping[str, str]) -> list[Process]:
-    """Describe the CloudWatch agent's process. Return [] if the agent is not requested or not
-    installed (`serve` warns in that case). Write its configuration into the run folder: it scrapes
-    /metrics and publishes the metrics that cloudwatch.json declares. With RUN_IN_CONTAINER the
-    agent reads CW_CONFIG_CONTENT instead of a file under /etc."""
+    """Describe the CloudWatch agent's process, and write its configuration. The agent scrapes
+    /metrics, and publishes the metrics that cloudwatch.json declares. Return [] if the agent is not
+    requested, or not installed (`serve` warns about that).
+
+    RUN_IN_CONTAINER makes the agent read its configuration from CW_CONFIG_CONTENT instead of a file
+    under /etc.
+    """
     program = find_agent(environ) if settings.cloudwatch else None
     if not program:
         return []
@@ -152,7 +157,7 @@ def cloudwatch_agent(settings: Settings, environ: Mapping[str, str]) -> list[Pro
     # JSON is a subset of YAML
     scrape_file.write_text(json.dumps(scrape, indent=2), encoding="utf-8")
     configuration = json.loads(AGENT_TEMPLATE.read_text(encoding="utf-8"))
-    # otherwise the agent asks the machine for it
+    # without a region, the agent would ask the machine for it
     if region := environ.get("AWS_REGION") or environ.get("AWS_DEFAULT_REGION"):
         configuration["agent"]["region"] = region
     prometheus = configuration["logs"]["metrics_collected"]["prometheus"]
@@ -170,8 +175,8 @@ def cloudwatch_agent(settings: Settings, environ: Mapping[str, str]) -> list[Pro
 def triton(
     settings: Settings, environ: Mapping[str, str], gpus: Callable[[], int] = gpu_count
 ) -> Process:
-    """Describe tritonserver's process. The names of its files in shared memory have a unique
-    prefix, so that they can be removed if it is killed."""
+    """Describe tritonserver's process. The names of its files in /dev/shm begin with a unique
+    prefix, so that the files can be removed if it is killed."""
     backends = tritonserver.backend_directory()
     settings.triton_folder.mkdir(mode=0o700, exist_ok=True)
     settings.staged_folder.mkdir(exist_ok=True)
@@ -186,7 +191,7 @@ def triton(
         command += [
             f"--model-load-gpu-limit={gpu}:{settings.model_load_gpu_limit}" for gpu in range(gpus())
         ]
-    # added last, because tritonserver uses the last value of an option
+    # the operator's options come last, because tritonserver uses the last value of an option
     command += settings.additional_arguments
     noise: tuple[str, ...] = TRITON_NOISE
     if settings.device == "cpu":
@@ -213,9 +218,9 @@ def triton_flags(settings: Settings, backends: Path) -> dict[str, object]:
         "load-model": "*",
         "backend-directory": backends,
         "allow-metrics": "true",
-        # while a changed model is being tried, the others are ready
+        # not if model folders may change: the server stays ready while it tries a changed model
         "strict-readiness": str(not settings.policy.copied).lower(),
-        # If a model cannot be loaded, tritonserver continues, and /ping and /models name the model.
+        # tritonserver continues if a model cannot be loaded; /ping and /models then name the model
         "exit-on-error": "false",
         "exit-timeout-secs": max(1, min(EXIT_SECONDS, math.ceil(settings.stop_timeout))),
         "http-thread-count": settings.thread_count,

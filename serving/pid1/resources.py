@@ -1,5 +1,5 @@
-"""Reserves what startup needs: the limit of open files (`ulimit -n`), listening sockets, and names
-in /dev/shm."""
+"""Reserves resources of the machine at startup: open files (`ulimit -n`), listening sockets, and
+names in /dev/shm."""
 
 import contextlib
 import fcntl
@@ -13,20 +13,20 @@ from pathlib import Path
 from serving.settings.setting import SettingsError
 from serving.settings.table import Settings
 
-# open files of a process without requests: logs, pipes, sockets, libraries, metrics
+# open files that a process needs besides those for requests, such as logs, pipes and sockets
 OWN_FILES = 64
-# open files per request: in nginx the caller's connection, the connection to gunicorn, and a large
-# body; gunicorn needs fewer
+# Open files that a request needs in nginx: the caller's connection, the connection to gunicorn, and
+# a file for a large body. In gunicorn it needs fewer.
 FILES_PER_REQUEST = 3
-FEWEST_FILES = 128  # with fewer, tritonserver does not start with a model
-MOST_FILES = 65536  # the usual limit of open files, unless more are needed
-BACKLOG = 1024  # connections waiting to be accepted, as in nginx.conf
+FEWEST_FILES = 128  # with a lower limit, tritonserver cannot start with a model
+MOST_FILES = 65536  # the limit of open files, unless more are needed
+BACKLOG = 1024  # connections that may wait to be accepted; the same as in nginx.conf
 SHARED_MEMORY = Path("/dev/shm")
 
 
 def raise_file_limit(max_concurrency: int) -> int:
-    """Raise the limit of open files, up to the hard limit, for all processes that are started from
-    now on. Return the new limit. Raise SettingsError if it is too low for `max_concurrency`
+    """Raise the limit of open files for this process and all that it starts, but not above the hard
+    limit. Return the new limit. Raise SettingsError if it is too low for `max_concurrency`
     requests."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     needed = max(FEWEST_FILES, OWN_FILES + FILES_PER_REQUEST * max_concurrency)
@@ -46,8 +46,9 @@ def raise_file_limit(max_concurrency: int) -> int:
 
 @contextlib.contextmanager
 def listening(settings: Settings) -> Iterator[tuple[socket.socket, ...]]:
-    """Yield a listening socket for each public port. nginx inherits them, so callers wait while
-    nginx restarts. Raise a SettingsError that lists all ports that cannot be used."""
+    """Yield a listening socket for each public port. nginx inherits these sockets, so that
+    connections are not refused while nginx is restarted. Raise a SettingsError that lists all ports
+    that cannot be used."""
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     mistakes = []
     listeners = []
@@ -64,7 +65,7 @@ def listening(settings: Settings) -> Iterator[tuple[socket.socket, ...]]:
                     "choose another port"
                 )
             else:
-                # all nginx workers see a new connection, but only one gets it
+                # all nginx workers try to accept a new connection, and all but one must not block
                 listener.setblocking(False)
                 listeners.append(opened.enter_context(listener))
         if mistakes:
@@ -73,21 +74,21 @@ def listening(settings: Settings) -> Iterator[tuple[socket.socket, ...]]:
 
 
 def new_prefix() -> str:
-    """Return a new prefix for the names of one `serve`'s files in /dev/shm."""
+    """Return a new, unique prefix for the names of this server's files in /dev/shm."""
     return f"serve-{secrets.token_hex(8)}"
 
 
 @contextlib.contextmanager
 def held(prefix: str, folder: Path = SHARED_MEMORY) -> Iterator[None]:
-    """Remove the files that a killed `serve` left in /dev/shm, which may outlive a container (if it
-    is a pod's volume or the host's own). Hold a lock while this `serve` is running, so that others
-    do not remove its files."""
+    """Remove files that killed servers have left in /dev/shm. They can outlive a container if
+    /dev/shm is a volume of its pod, or that of the host. Inside the `with` block, hold a lock that
+    keeps other servers from removing this server's files, which begin with `prefix`."""
     for lock in folder.glob(f"lock-serve-{'[0-9a-f]' * 16}"):
         with contextlib.suppress(OSError), lock.open("r+b") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             _remove(lock.name.removeprefix("lock-"), folder)
     with contextlib.ExitStack() as locked:
-        with contextlib.suppress(OSError):  # a full or missing /dev/shm has its own warning
+        with contextlib.suppress(OSError):  # `serve` warns elsewhere if /dev/shm is full or missing
             lock_file = locked.enter_context((folder / f"lock-{prefix}").open("xb"))
             fcntl.flock(lock_file, fcntl.LOCK_EX)
             locked.callback(_remove, prefix, folder)

@@ -1,4 +1,4 @@
-"""Supervises the processes: one list, one loop, one policy.
+"""Decides when the processes are started, restarted, killed and stopped.
 
     starting --processes run, /ping answers 200--> ready --SIGTERM, SIGINT, SIGHUP--> stopping
         ^------------- a process dies ---------------/
@@ -7,9 +7,9 @@ A process that dies is restarted after a pause that grows each time. A process t
 its health check (`Process.answers_at`) for `hang_timeout` seconds is killed, which counts as a
 death.
 
-Supervision fails, with the reason in the log, if one process dies more than five times in a minute
-(out-of-memory deaths do not count, because callers cause them), if startup takes too long, or if
-/ping says that waiting will not help. Tests replay such histories with a fake System.
+Supervision fails, and the log says why, if one process dies more than five times in a minute, if
+startup takes too long, or if /ping says that waiting will not help. Deaths for lack of memory do
+not count, because callers can cause them. Tests replay such events with a fake System.
 """
 
 import math
@@ -30,8 +30,8 @@ BACKOFF_MAX = 8.0
 POLL_INTERVAL = 0.1
 IDLE_INTERVAL = 1.0  # seconds between rounds of the loop at other times
 REPORT_INTERVAL = 5.0  # seconds between log lines that say why the container is not ready yet
-# Seconds that a stop may take if the container was never ready: no request is in flight then, and
-# tritonserver ignores the signal while it is loading models.
+# Seconds that a stop may take if the server was never ready. No request is in flight then, and
+# waiting longer would not help, because tritonserver ignores the signal while it loads models.
 STOP_BEFORE_READY = 3.0
 OUT_OF_MEMORY = "out of memory"
 
@@ -52,8 +52,8 @@ class _Child:
 
 
 class Supervisor:
-    """Runs `processes` until a signal or a failure, then stops them in reverse order. Logs the
-    lines `when_ready` once everything is ready for the first time."""
+    """Runs `processes` until a signal arrives or supervision fails, then stops them in reverse
+    order. Logs the lines `when_ready` when everything is ready for the first time."""
 
     def __init__(
         self,
@@ -73,8 +73,8 @@ class Supervisor:
         self._oom_kills = system.oom_kills()
 
     def run(self) -> int:
-        """Run until a signal or a failure. Return the exit code: 0 after a signal, 1 after a
-        failure, whose reason is the last line of the log."""
+        """Run until a signal arrives or supervision fails. Return the exit code: 0 after a signal,
+        1 after a failure. The last line of the log says why."""
         code = 0
         reason = "stopped"
         try:
@@ -146,8 +146,7 @@ class Supervisor:
             self._system.say(f"{name} {child.last_exit}; starting it again in {pause:g} s", "error")
 
     def _cause_of_kill(self, code: int) -> str:
-        """Return why a process with this exit code was killed, or "" if it ended in another
-        way."""
+        """Return why a process with this exit code was killed, or "" if it was not killed."""
         before = self._oom_kills
         self._oom_kills = self._system.oom_kills()
         if code != -signal.SIGKILL:
@@ -166,7 +165,7 @@ class Supervisor:
                 self._system.kill_group(child.pid)
 
     def _give_up(self, child: _Child, reason: str) -> None:
-        """Stop restarting the process. Raise Failure if it is not optional."""
+        """Do not restart the process any more. Raise Failure if it is not optional."""
         if not child.process.optional:
             raise Failure(reason)
         child.retry_at = math.inf
@@ -202,7 +201,7 @@ class Supervisor:
         remain."""
         self._stage = "stopping"
         self._write_status()
-        # /ping may have answered 200 to a caller before this loop noticed.
+        # The server may have become ready, and have callers, since the last look.
         serves = self._has_been_ready or not self._system.ping()
         timeout = self._settings.stop_timeout
         if not serves:

@@ -1,4 +1,4 @@
-"""The supervisor's interface to Linux: processes, signals, output, health checks."""
+"""Starts, signals and watches processes on behalf of the supervisor."""
 
 import contextlib
 import glob
@@ -25,46 +25,47 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 PING_TIMEOUT = 2.0
 ATTEMPTS = 3  # consecutive failed health checks after which a process counts as hung
 PAUSE = 1.0  # seconds between health checks
-# CLOCK_REALTIME_COARSE, which the kernel uses for file times: up to 4 ms behind time.time()
+# CLOCK_REALTIME_COARSE, the clock of the files' modification times. It is up to 4 ms behind
+# time.time().
 FILE_CLOCK = 5
 
 
 @dataclass(frozen=True)
 class Process:
-    """The description of one process to supervise."""
+    """Describes a process to supervise."""
 
     name: str
     command: tuple[str, ...]
     environment: Mapping[str, str]
     folder: Path
     stop_signal: signal.Signals = signal.SIGTERM
-    noise: tuple[str, ...] = ()  # regular expressions for lines that are not logged
-    omitted: str = ""  # regular expression for text that is removed from the other lines
-    # glob patterns for files that remain if the process is killed: shared memory, sockets
+    noise: tuple[str, ...] = ()  # regular expressions for lines of its output that are dropped
+    omitted: str = ""  # a regular expression for text that is removed from the other lines
+    # glob patterns for files that the process leaves if it is killed: shared memory and sockets
     leftovers: tuple[str, ...] = ()
-    # Glob pattern for folders that the process creates, and that other processes of the same user
-    # may create too. The folders are removed if they are not older than the process and no other
-    # process of this name is running.
+    # A glob pattern for folders that the process leaves. Other processes of the same user may
+    # create such folders too. So a folder is removed only if it is not older than the process, and
+    # no other process with this name is running.
     leftover_folders: str = ""
-    # if true, startup does not wait for the process, and serving goes on without it after too many
-    # deaths
+    # If true, the server can be ready without this process, even if it dies too often.
     optional: bool = False
     answers_at: tuple[Address, str] | None = None  # address and path of the health check
     listeners: tuple[socket.socket, ...] = ()  # sockets that the process inherits
 
 
 class PermanentFailure(str):
-    """A reason why waiting will not help."""
+    """The reason why the server is not ready, if waiting will not help."""
 
     __slots__ = ()
 
 
 class HealthCheck(threading.Thread):
-    """Checks a server's health repeatedly, each time with a new connection, until `ended` is set.
+    """A thread that checks a server's health repeatedly, each time with a new connection, until
+    `ended` is set.
 
-    `silence` is how many seconds the checks since the last response have taken, or 0.0 before the
-    first response. Each check counts for at most its timeout, because the whole container may have
-    been paused.
+    `silence` is how many seconds the checks since the server's last response have taken. It stays
+    0.0 until the server has responded for the first time. A check counts for at most its timeout,
+    because it takes longer if the whole container is paused.
     """
 
     def __init__(
@@ -105,7 +106,7 @@ class _Running:
     process: Process
     child: subprocess.Popen[bytes]
     check: HealthCheck | None
-    started: float  # as FILE_CLOCK counts
+    started: float  # on FILE_CLOCK
 
     def clean_up(self) -> None:
         """End the health check of a process that has ended, and remove its leftovers."""
@@ -129,11 +130,11 @@ class System:
         self._signals: queue.SimpleQueue[int] = queue.SimpleQueue()
         self._running: dict[int, _Running] = {}
         self._pumps: dict[str, Pump] = {}
-        # when they get SIGTERM, nginx, gunicorn and Triton also end their own children
+        # nginx, gunicorn and tritonserver end their own children when they receive SIGTERM
         self._prefix = dying_with_us("TERM")
 
     def catch_signals(self) -> None:
-        """Queue all signals from now on for the supervisor's loop."""
+        """From now on, put each signal into a queue, from which `wait` returns it."""
         for number in (*STOP_SIGNALS, signal.SIGCHLD):
             signal.signal(number, lambda received, _frame: self._signals.put(received))
 
@@ -180,14 +181,15 @@ class System:
         ended = []
         with contextlib.suppress(ChildProcessError):
             while child := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
-                # until the process is reaped, its id cannot be reused for another process or group
+                # Kill its group before reaping the process: only until then is it certain that the
+                # id does not belong to another process.
                 if child.si_pid in self._running:
                     self.kill_group(child.si_pid)
                 _, status = os.waitpid(child.si_pid, 0)
                 code = os.waitstatus_to_exitcode(status)
                 ended.append((child.si_pid, code))
                 if running := self._running.pop(child.si_pid, None):
-                    running.child.returncode = code  # otherwise Popen would wait for it again
+                    running.child.returncode = code  # otherwise Popen would wait for the process
                     running.clean_up()
         return ended
 
@@ -204,7 +206,7 @@ class System:
             os.killpg(pid, signal.SIGKILL)
 
     def silence(self, pid: int) -> float:
-        """Return how many seconds the process has spent failing its health check since its last
+        """Return for how many seconds the process has failed its health check since its last
         response."""
         check = self._running[pid].check
         return check.silence if check else 0.0

@@ -1,2 +1,2 @@
-"""Reads and checks the operator's environment variables. Standard library only, because all
-processes import it."""
+"""Reads and checks the operator's environment variables. Standard library only, because process 1
+imports it too."""

@@ -1,5 +1,5 @@
-"""Describes the settings: for --help, --print-config, warnings about unknown variables, and
-docs/settings.md (python -m serving.settings.explain)."""
+"""Describes the settings for --help, for --print-config, and in docs/settings.md, which
+`python -m serving.settings.explain` writes. Warns about unknown variables."""
 
 import shlex
 import sys
@@ -43,8 +43,9 @@ def help_text() -> str:
 
 
 def print_config(settings: Settings, environ: Mapping[str, str]) -> str:
-    """Return one line `VARIABLE=value  # source` for each setting, quoted for a shell. Secrets are
-    masked. The source is "derived" if the value follows from the machine or from other settings."""
+    """Return a line `VARIABLE=value  # source` for each setting, quoted for a shell. Secrets are
+    masked. The source says "derived" if the value was computed from the machine or from other
+    settings."""
     lines = []
     for row in TABLE:
         value = getattr(settings, row.name)
@@ -64,7 +65,8 @@ def print_config(settings: Settings, environ: Mapping[str, str]) -> str:
 
 
 def unknown_variables(environ: Iterable[str]) -> list[str]:
-    """Return a warning for each variable that has the prefix of a setting but is not one."""
+    """Return a warning for each variable whose name begins like that of a setting, but which is not
+    a setting."""
     names = list(chain.from_iterable(row.variables for row in TABLE))
     unknown = sorted(name for name in environ if name.startswith(PREFIXES) and name not in names)
     warnings = []

@@ -1,4 +1,5 @@
-"""Describes one setting: the variables from which it is read, and how its value is written."""
+"""Defines Setting, a value that is read from environment variables, and the parsers for such
+values."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -13,8 +14,8 @@ LOG_LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 5
 
 
 class SettingsError(Exception):
-    """Raised when settings are invalid. `mistakes` contains one line per mistake, with the
-    variable, its value and what is allowed."""
+    """Raised if settings are invalid. `mistakes` contains one line per mistake, with the variable,
+    its value and what is allowed."""
 
     def __init__(self, mistakes: list[str]) -> None:
         super().__init__("\n".join(mistakes))
@@ -32,16 +33,17 @@ def format_value(value: Any) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Setting(NamedValue):
-    """A value that is read from environment variables: the first of `variables` that is set and not
-    empty. The first one is the main name, which --print-config shows."""
+    """Describes a value that is read from environment variables. The first of `variables` that is
+    set and not empty counts. The first one is also the setting's main name, which --print-config
+    shows."""
 
     variables: tuple[str, ...]
-    formatter: Callable[[Any], str] = format_value  # the inverse of the parser
-    secret: bool = False  # the value is never shown
+    formatter: Callable[[Any], str] = format_value  # converts a value to text that is parsed to it
+    secret: bool = False  # if true, the value is never shown
 
     def read(self, environ: Mapping[str, str]) -> Any:
-        """Return the value. Raise a ValueError that names the variable, its value and what is
-        allowed."""
+        """Return the setting's value. If it is invalid, raise a ValueError that contains the
+        variable, its value and what is allowed."""
         for variable in self.variables:
             if text := environ.get(variable, "").strip():
                 try:
@@ -55,7 +57,8 @@ class Setting(NamedValue):
 
 
 def parse_paths(text: str) -> tuple[Path, ...]:
-    """Parse PATH, PATH:PATH:…, or the URL of a bucket, which `bucket_url` returns."""
+    """Parse a path, several paths separated by colons, or the URL of a bucket, which becomes a Path
+    from which `bucket_url` recreates it."""
     if BUCKET.fullmatch(text):
         return (Path(text),)
     parts = [part.strip() for part in text.split(":")]
@@ -71,12 +74,12 @@ def bucket_url(path: Path) -> str:
 
 
 def format_paths(paths: tuple[Path, ...]) -> str:
-    """Return the text that parse_paths parses."""
+    """Return the text from which parse_paths reads these paths."""
     return ":".join(bucket_url(path) or str(path) for path in paths)
 
 
 def parse_origins(text: str) -> tuple[str, ...]:
-    """Parse comma-separated origins SCHEME://HOST[:PORT]."""
+    """Parse origins, SCHEME://HOST[:PORT], separated by commas."""
     origins = tuple(part.strip().lower() for part in text.split(","))
     for origin in origins:
         if not re.fullmatch(r"https?://([a-z0-9.-]+|\[[0-9a-f:.]+\])(:[0-9]{1,5})?", origin):
@@ -85,7 +88,7 @@ def parse_origins(text: str) -> tuple[str, ...]:
 
 
 def parse_port_range(text: str) -> tuple[int, ...]:
-    """Parse LOW-HIGH, both inclusive."""
+    """Parse a range of ports, LOW-HIGH, to (low, high). Both ports belong to the range."""
     low, high = map(int, text.split("-"))
     if not 1 <= low <= high <= 65535:
         raise ValueError(text)
@@ -93,20 +96,22 @@ def parse_port_range(text: str) -> tuple[int, ...]:
 
 
 def parse_switch(text: str) -> str:
-    """Parse a word, ignoring case. Replace words for a boolean (yes, 0, …) with true or false."""
+    """Convert a word to lower case, and words for a boolean, such as yes or 0, to true or
+    false."""
     return str(WORDS.get(text.lower(), text)).lower()
 
 
 def parse_log_level(text: str) -> str:
-    """Parse a Python logging level, given by name or by number. A number between two levels counts
-    as the next higher level."""
+    """Parse the name or the number of a Python logging level. Return its name. A number between two
+    levels counts as the next higher level."""
     if not text.isdecimal():
         return text.lower()
     return next((name for name, number in LOG_LEVELS.items() if int(text) <= number), text)
 
 
 def parse_header_secret(text: str) -> str:
-    """Parse HEADER=VALUE. The value may contain only characters that a header can carry."""
+    """Check that the text is HEADER=VALUE, and that the value contains only characters that are
+    allowed in a header. Return it unchanged."""
     if not re.fullmatch(r"[A-Za-z0-9-]+=[!-~]([ -~]*[!-~])?", text):
         raise ValueError(text)
     return text

@@ -1,8 +1,8 @@
-"""Every setting is a row of one table: variables, default, help. All are read once; all mistakes
-are reported together.
+"""Defines all settings in one table: their variables, defaults and descriptions. The variables are
+read and checked once, and all mistakes are reported together.
 
-`serve` adds the repositories and its run folder, and passes the settings to its children
-(`settings.environment()`).
+`serve` determines the model repositories and the run folder, and then passes the settings to its
+child processes as environment variables (`settings.environment()`).
 """
 
 import math
@@ -38,13 +38,13 @@ MEMORY_PER_WORKER = 500 * MEGABYTE
 LARGE_PERCENT = 75  # the share of SERVE_MAX_CONCURRENCY that requests with large bodies may hold
 DEFAULT_PAYLOAD = 6  # MB, batch transform's default
 LARGEST_BODY = 1024.0  # MB
-# The minimum memory for requests, as a multiple of the maximum body: enough to parse one body, or
-# to decode one maximum image.
+# The minimum memory for requests, as a multiple of the maximum size of a body. It is enough to
+# parse one body, or to decode one image of the maximum size.
 BODIES = 32
-BATCH_MEGABYTES = 100  # total of all requests that batch transform sends at once
-# seconds, batch transform's InvocationsTimeoutInSeconds if a job sets none
+BATCH_MEGABYTES = 100  # batch transform's limit for the total size of its concurrent requests
+# seconds; batch transform's InvocationsTimeoutInSeconds if a job does not set it
 BATCH_TIMEOUT = 600.0
-GRPC_PORT = 8001  # Triton appends the port to the socket's name, as it would to a host
+GRPC_PORT = 8001  # part of a socket's name, because Triton appends the port to any address
 # The options of tritonserver that `serve` sets itself, and the environment variable that determines
 # each ("": none does).
 _OWN_OPTIONS = {
@@ -65,8 +65,8 @@ _OWN_OPTIONS = {
 
 @dataclass(frozen=True)
 class LoadPolicy:
-    """Says when models are loaded. If calls load the models (`by_call`), none is loaded at startup.
-    If model folders may change, they are `copied`."""
+    """Says when models are loaded. If they are loaded `by_call`, none is loaded at startup. If
+    model folders may change while they are served, they are `copied` first."""
 
     name: str
     by_call: bool = False
@@ -91,23 +91,26 @@ class _File:
 
 
 def _setting(variables: str, default: Any, **more: Any) -> Any:
-    """Return a row of the table. If there are several variables, the first that is set counts."""
+    """Return a row of the table. If there are several `variables`, separated by spaces, the first
+    one that is set counts."""
     columns = {"variables": tuple(variables.split()), "default": default, **more}
     return field(default=default, metadata=columns)
 
 
 def _choice(variables: str, *choices: str, **more: Any) -> Any:
-    """Return a row whose value is one of `choices`; the first is the default."""
+    """Return a row whose value is one of `choices`. The first choice is the default."""
     return _setting(variables, choices[0], choices=choices, **more)
 
 
-# A choice that ignores case, in which 1, yes and on are true, and 0, no and off are false.
+# Returns a row like _choice, but the value's case is ignored, 1, yes and on mean true, and 0, no
+# and off mean false.
 _switch = partial(_choice, parser=parse_switch)
 
 
 @dataclass(frozen=True)
 class Settings:
-    """The table's values. Timeouts are in seconds, sizes in MiB."""
+    """The values of all settings. Each field is a row of the table. Timeouts are in seconds, and
+    sizes in MiB."""
 
     load_timeout: ClassVar[float] = 350.0  # SageMaker's own limit for a load or an unload is 360 s
 
@@ -476,33 +479,35 @@ class Settings:
         help="options added to tritonserver's command line; if one is repeated, the last counts",
     )
 
-    # Files in the run folder
-    # Triton's repository: NAME/ for each model (serving/repository/staging.py)
+    # Files in the run folder:
+
+    # Triton's model repository, with a folder for each model (serving/repository/staging.py)
     staged_folder = _File("models")
     unpacked_folder = _File("unpacked")  # on-demand models (serving/repository/cache.py)
-    copies_folder = _File("copies")  # copies of watched folders: LOAD/NAME
+    # copies of watched model folders (serving/model_lifecycle/on_change.py)
+    copies_folder = _File("copies")
     table_file = _File("models.json")  # the state of each model (serving/model_status/table.py)
     leases_file = _File("leases")  # counts of the calls in flight
     # the status of the processes (serving/host/files.py)
     status_file = _File("status.json")
     manager_socket = _File("manager.sock")  # where the model manager serves HTTP
-    deaths_socket = _File("deaths.sock")  # where it receives reports of models' processes that died
+    deaths_socket = _File("deaths.sock")  # where workers report that a model's process has died
     gunicorn_socket = _File("gunicorn.sock")
-    large_socket = _File("gunicorn-large.sock")  # for large bodies
-    # tritonserver listens in a folder that only the container's user may enter. So no other process
-    # on the machine, no sidecar and no browser can reach it, and nothing needs a secret. Public
-    # requests to it go through nginx.
+    large_socket = _File("gunicorn-large.sock")  # for requests with large bodies
+    # tritonserver listens on sockets in a folder that only the container's user may enter. So it
+    # needs no secret: processes of other users, sidecars and browsers can reach it only through
+    # nginx.
     triton_folder = _File("triton")
     triton_http = _File("triton/http.sock")
     triton_grpc = _File(f"triton/grpc.sock:{GRPC_PORT}")
     triton_metrics = _File("triton/metrics.sock")
-    # the prefix of the names of our files in /dev/shm, which cannot be guessed
+    # contains the random prefix of the names of this server's files in /dev/shm
     shared_memory_file = _File("triton/shared-memory")
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str], machine: Machine | None = None) -> "Settings":
-        """Read and check all variables, and replace every "auto". Raise a SettingsError that lists
-        every mistake."""
+        """Read the settings from the variables, check them, and replace every "auto" by a value.
+        Raise a SettingsError that lists all mistakes."""
         values: dict[str, Any] = {}
         mistakes: list[str] = []
         for setting in TABLE:
@@ -516,9 +521,9 @@ class Settings:
         return _by_platform(settings, environ).settled(machine or this_machine())
 
     def settled(self, machine: Machine) -> "Settings":
-        """Return these settings, with every 0 or auto that depends on the machine replaced by a
-        value. Paths become absolute, because the children run in another folder. An auto for the
-        model repository is kept (serving/repository/layout.py)."""
+        """Return these settings with every 0 or auto that depends on the machine replaced by a
+        value. Make paths absolute, because child processes run in another folder. Keep an auto for
+        the model repository, which final_folders in serving/repository/layout.py replaces."""
         workers = self.workers or max(
             1, min(math.ceil(machine.cpus), machine.memory // MEMORY_PER_WORKER, 16)
         )
@@ -546,7 +551,7 @@ class Settings:
         )
 
     def environment(self) -> dict[str, str]:
-        """Return the variables from which a child reads the same Settings."""
+        """Return environment variables from which a child process reads the same Settings."""
         return {
             setting.variables[0]: setting.formatter(getattr(self, setting.name))
             for setting in TABLE
@@ -558,28 +563,28 @@ class Settings:
 
     @property
     def threads(self) -> int:
-        """Return the number of threads per worker. All but one may be busy with requests, so one is
-        always free for /ping."""
+        """Return the number of threads per worker: one more than the worker's share of
+        SERVE_MAX_CONCURRENCY, so that one thread is always free for /ping."""
         return math.ceil(self.max_concurrency / self.workers) + 1
 
     @property
     def all_workers(self) -> int:
         """Return the number of gunicorn's workers. Half of them answer only requests with large
-        bodies (nginx.conf): while one parses a body of 25 MB, all its threads wait for up to 0.2 s.
-        An idle worker takes 3 MB of memory."""
+        bodies (nginx.conf), because while a thread parses a body of 25 MB, all other threads of its
+        worker wait for up to 0.2 s. An idle worker takes 3 MB of memory."""
         return 2 * self.workers
 
     @property
     def large_connections(self) -> int:
-        """Return the number of requests with large bodies that one worker accepts. Together, the
-        workers leave a quarter of SERVE_MAX_CONCURRENCY to small bodies. More requests with large
-        bodies wait for a connection.
+        """Return how many requests with large bodies one worker accepts at a time. Further requests
+        with large bodies wait for a connection. Together, these workers leave a quarter of
+        SERVE_MAX_CONCURRENCY to requests with small bodies.
         """
         return max(1, LARGE_PERCENT * self.max_concurrency // (100 * self.workers))
 
     @property
     def ports(self) -> dict[str, int]:
-        """Return the public ports, keyed by their variables."""
+        """Return the public ports, keyed by the variables that set them."""
         ports = {"SAGEMAKER_BIND_TO_PORT": self.port}
         if self.allow_grpc:
             ports["SAGEMAKER_TRITON_GRPC_PORT"] = self.grpc_port
@@ -589,12 +594,13 @@ class Settings:
 
     @property
     def several_models(self) -> bool:
-        """Return whether a model that hangs must leave room for others."""
+        """Return whether several models may be served, so that calls to one that hangs must leave
+        slots for the others."""
         return self.policy != AT_START or len(self.load_models) > 1
 
     @property
     def policy(self) -> LoadPolicy:
-        """Return the policy that decides when models are loaded. It is chosen only here."""
+        """Return the policy that decides when models are loaded."""
         if self.models == ON_DEMAND.name:
             return ON_DEMAND
         if self.multi_model:
@@ -612,15 +618,15 @@ class Settings:
 
     @property
     def request_memory(self) -> int:
-        """Return the bytes of memory that all requests in flight may take in gunicorn: a share of
-        the container's memory, but at least BODIES times the largest body."""
+        """Return how many bytes of memory all requests in flight may take in gunicorn: a share of
+        the container's memory, but at least BODIES times the maximum size of a body."""
         share = int(self.request_memory_share * memory_limit())
         return max(BODIES * self.max_body_bytes, share)
 
     @property
     def execution_parameters(self) -> dict[str, int | str]:
-        """Return the parameters that batch transform asks for. It uses those that the job does not
-        set itself."""
+        """Return the parameters that batch transform uses if its job does not set them (GET
+        /execution-parameters)."""
         payload = self.batch_payload_mb
         concurrency = self.batch_concurrency
         if payload < 0:
@@ -646,24 +652,24 @@ class Settings:
 
     @property
     def grpc_timeout(self) -> float:
-        """Return the time limit of a call to Triton in seconds. nginx waits longer, so that the
-        reply says what was late."""
+        """Return the time limit of a call to Triton in seconds. It is shorter than nginx's time
+        limit, so that the Flask app can still reply that Triton was late."""
         return 0.9 * self.request_timeout
 
     @property
     def most_workers(self) -> int:
-        """Return how many processes gunicorn may have at once: the master, workers, and workers
-        that are ending."""
+        """Return how many processes gunicorn may have at once: the master, the workers, and old
+        workers that have not ended yet."""
         return 4 * self.all_workers + 1
 
 
 TABLE = tuple(Setting(name=column.name, **column.metadata) for column in fields(Settings))
-# Variables that are hidden from models' code.
+# The variables that contain secrets. They are hidden from the code of models.
 SECRETS = set(chain.from_iterable(setting.variables for setting in TABLE if setting.secret))
 
 
 def contradictions(settings: Settings) -> Iterator[str]:
-    """Yield a line for each contradiction between settings."""
+    """Yield an error message for each contradiction between settings."""
     yield from _contradictions_of_ports(settings)
     yield from _contradictions_of_arguments(settings)
     payload = settings.batch_payload_mb
@@ -687,7 +693,8 @@ def contradictions(settings: Settings) -> Iterator[str]:
 
 
 def _contradictions_of_ports(settings: Settings) -> Iterator[str]:
-    """Yield a line for each port outside the range, and for two equal ports."""
+    """Yield an error message for each port outside SAGEMAKER_SAFE_PORT_RANGE, and for two equal
+    ports."""
     if settings.safe_port_range:
         low, high = settings.safe_port_range
         for name, port in settings.ports.items():
@@ -699,7 +706,8 @@ def _contradictions_of_ports(settings: Settings) -> Iterator[str]:
 
 
 def _contradictions_of_arguments(settings: Settings) -> Iterator[str]:
-    """Yield a line for each additional argument of tritonserver that `serve` sets itself."""
+    """Yield an error message for each additional argument of tritonserver that only `serve` may
+    set."""
     words = [word for word in settings.additional_arguments if word.startswith("--")]
     names = {word.removeprefix("--").partition("=")[0] for word in words}
     for name in sorted(names & _OWN_OPTIONS.keys()):
@@ -709,9 +717,9 @@ def _contradictions_of_arguments(settings: Settings) -> Iterator[str]:
 
 
 def _exclusive(settings: Settings) -> list[str]:
-    """Return which of the settings that exclude each other are set. The first three decide when
-    models are loaded. With the last one, callers use Triton's own names of models, which equal ours
-    only for models that are loaded at startup."""
+    """Return which of the settings that exclude each other are set. The first three choose
+    different policies for loading models. The last one exposes Triton's names of models, which
+    equal the names that callers know only if models are loaded at startup."""
     modes = {
         "SERVE_RELOAD=true": settings.reload == "true",
         "SAGEMAKER_MULTI_MODEL=true": settings.multi_model,
@@ -722,8 +730,8 @@ def _exclusive(settings: Settings) -> list[str]:
 
 
 def _by_platform(settings: Settings, environ: Mapping[str, str]) -> Settings:
-    """Return the settings with those replaced that are `auto` or not set, and that depend on the
-    platform or on other settings."""
+    """Replace settings that are `auto` or not set, and whose values depend on the platform or on
+    other settings. Return the result."""
     set_ = {name for name, value in environ.items() if value.strip()}
     is_open = str(not any(name.startswith("SAGEMAKER_") for name in set_)).lower()
     reloads = str(not _exclusive(settings)).lower()
