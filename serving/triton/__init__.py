@@ -1,1 +1,1 @@
-"""Talks to Triton. Only this package imports grpc and tritonclient."""
+"""Communicates with Triton. Only this package imports grpc and tritonclient."""

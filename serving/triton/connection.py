@@ -1,7 +1,7 @@
-"""Connects to Triton, asks about the server and its models, and translates its errors. gateway.py
-runs inferences.
+"""Connects to Triton, asks about the server and its models, loads and unloads models, and
+translates Triton's errors. gateway.py sends inference requests.
 
-The error texts that it recognizes are in quirks.py.
+quirks.py contains the error texts that this module recognizes.
 """
 
 import contextlib
@@ -29,48 +29,52 @@ from serving.errors import (
 from serving.host.network import ask
 from serving.triton import quirks
 
-# How long a call waits for a connection: longer than the longest pause between two attempts.
+# How long a call waits for a connection. This is longer than gRPC's longest pause between two
+# attempts to connect (grpc.max_reconnect_backoff_ms).
 CONNECT_SECONDS = 0.5
-LOAD_CONNECT_SECONDS = 10.0  # how long a load waits for a connection; platforms wait minutes
-PROBE_SECONDS = 1.2  # tritonserver took up to 0.7 s on a busy machine; nginx waits 2 s for /ping
+LOAD_CONNECT_SECONDS = 10.0  # how long a load waits for a connection; SageMaker waits for minutes
+# The time limit of a health check. On a busy machine tritonserver took up to 0.7 s; nginx waits 2 s
+# for /ping.
+PROBE_SECONDS = 1.2
 CHANNEL_OPTIONS = [
     ("grpc.max_send_message_length", -1),
     ("grpc.max_receive_message_length", -1),
-    # metadata contains the text of an error; above this size, the status is RESOURCE_EXHAUSTED
+    # An error's text is part of the metadata. If that is larger than this, gRPC reports
+    # RESOURCE_EXHAUSTED instead of the error.
     ("grpc.max_metadata_size", 2**20),
     ("grpc.initial_reconnect_backoff_ms", 100),  # to reconnect quickly to a restarted Triton
     ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 250),
     ("grpc.use_local_subchannel_pool", 1),
 ]
-METRICS_SECONDS = 1.0  # a scraper waits 2 s
+METRICS_SECONDS = 1.0  # the time limit for Triton's metrics; a scraper waits 2 s
 NOWHERE = Path("/nonexistent")
-ERRORS: dict[grpc.StatusCode, type[ServingError]] = {  # all other codes mean InferenceFailed
+ERRORS: dict[grpc.StatusCode, type[ServingError]] = {  # any other status means InferenceFailed
     grpc.StatusCode.INVALID_ARGUMENT: InvalidRequest,
     grpc.StatusCode.OUT_OF_RANGE: InvalidRequest,
     grpc.StatusCode.FAILED_PRECONDITION: InvalidRequest,
     grpc.StatusCode.ALREADY_EXISTS: InvalidRequest,
-    # the registry had found the model, so it has just been unloaded
+    # the registry has just found the model, so it must have been unloaded since
     grpc.StatusCode.NOT_FOUND: ModelNotReady,
     grpc.StatusCode.DEADLINE_EXCEEDED: TritonTimeout,
     grpc.StatusCode.UNAVAILABLE: TritonUnavailable,
     grpc.StatusCode.CANCELLED: TritonUnavailable,  # Triton cancels its calls when it stops
     grpc.StatusCode.ABORTED: TritonUnavailable,
 }
-# gRPC's error message if the call was not sent
+# how gRPC's error message begins if the call was not sent
 NOT_CONNECTED = "failed to connect to all addresses"
 NOT_ANSWERING = "tritonserver does not answer: it is starting or restarting; try again shortly"
 TOO_LATE = "Triton did not answer in time; try again, or raise SERVE_REQUEST_TIMEOUT"
 
 
 class BackendDied(Exception):
-    """Raised when one of the model's processes has died, with Triton's message. The caller gets the
-    ModelRestarting that Registry.report creates from it."""
+    """Raised if one of the model's processes has died. The message is Triton's. Registry.report
+    converts it to a ModelRestarting for the caller."""
 
 
 class RegionUnknown(Exception):
-    """Raised when Triton was restarted and no longer knows an input's shared-memory region. The
-    gateway sends the input again."""
+    """Raised if Triton does not know the shared-memory region of an input, because it was
+    restarted. TritonGateway then sends the input in a message instead."""
 
 
 @dataclass(frozen=True)
@@ -93,8 +97,8 @@ class Connection:
     """A connection to one tritonserver. Thread-safe.
 
     `grpc_address` is a gRPC target, "unix:PATH" or "host:port". The channel is opened at its first
-    use, which is after gunicorn's fork, and kept open. `timeout` limits an inference, in seconds.
-    All methods may raise a ServingError.
+    use, which must be after gunicorn's fork, and kept open. `timeout` is the time limit of an
+    inference in seconds. All methods may raise a ServingError.
     """
 
     def __init__(self, grpc_address: str, timeout: float, metrics_socket: Path = NOWHERE) -> None:
@@ -119,7 +123,8 @@ class Connection:
         again: Callable[[], Any] | None = None,
         seconds: float = CONNECT_SECONDS,
     ) -> Any:
-        """Call `send`. If the call could not be sent, repeat it, using `again` if given."""
+        """Call `send`, which sends a gRPC call, and return its result. If the call could not be
+        sent, wait for a connection, and then call `again` or, if that is None, `send` again."""
         try:
             return send()
         except grpc.RpcError as err:
@@ -128,9 +133,12 @@ class Connection:
     def repeat(
         self, error: grpc.RpcError, again: Callable[[], Any], seconds: float = CONNECT_SECONDS
     ) -> Any:
-        """Repeat a call that failed with `error` if it was not sent. First wait up to `seconds` for
-        a connection, because after a failed attempt to connect gRPC pauses and fails all calls
-        until its next attempt, even if Triton has just come up. Raise the translated error."""
+        """Repeat a call that failed with `error`, by calling `again`, if the call was not sent.
+        Otherwise raise the translated error.
+
+        First wait up to `seconds` for a connection. After a failed attempt to connect, gRPC pauses,
+        and until its next attempt all calls fail, even if Triton has started meanwhile.
+        """
         is_unavailable = error.code() is grpc.StatusCode.UNAVAILABLE
         if not (is_unavailable and str(error.details()).startswith(NOT_CONNECTED)):
             raise translated(error) from error
@@ -148,7 +156,7 @@ class Connection:
         timeout: float = PROBE_SECONDS,
         seconds: float = CONNECT_SECONDS,
     ) -> Any:
-        """Call one of Triton's methods other than inference."""
+        """Call a gRPC method of Triton that is not an inference, and return the reply."""
         return self.call(
             partial(getattr(self.stub, method), request, timeout=timeout), seconds=seconds
         )
@@ -179,13 +187,13 @@ class Connection:
         ]
 
     def config(self, model: str) -> Any:
-        """Return the model's configuration as completed by Triton (a ModelConfig protobuf)."""
+        """Return the model's configuration, a ModelConfig, after Triton has completed it."""
         request = service_pb2.ModelConfigRequest(name=model)
         return self._ask("ModelConfig", request, PROBE_SECONDS * 2).config
 
     def unload(self, model: str) -> None:
-        """Make Triton start unloading a model and its parts; `index` shows when they are
-        unloaded."""
+        """Make Triton start unloading a model and its parts, and return without waiting. `index`
+        shows when they are unloaded."""
         request = service_pb2.RepositoryModelUnloadRequest(model_name=model)
         request.parameters["unload_dependents"].bool_param = True
         self._ask("RepositoryModelUnload", request, self.timeout)
@@ -221,9 +229,9 @@ def translated_text(message: str) -> Exception:
 
 
 def _by_text(details: str, kind: type[ServingError]) -> Exception:
-    """Return an error of `kind`, or of a more specific kind if the text implies one. If the model
-    failed, the text may say that memory or /dev/shm ran out, or that the tensors' sizes do not
-    match."""
+    """Return an error of `kind`, or of a more specific kind if the text implies one. If `kind` is
+    InferenceFailed, the text may say that memory or /dev/shm ran out, or that the sizes of tensors
+    are wrong."""
     if details.startswith(quirks.UNKNOWN_MODEL):
         return ModelNotReady(details)
     if dead := quirks.DEAD_PROCESS.fullmatch(details):
@@ -244,12 +252,12 @@ def _by_text(details: str, kind: type[ServingError]) -> Exception:
 
 
 def is_out_of_memory(message: str) -> bool:
-    """Return whether an error's text says that memory ran out, or another resource that unloading
-    models frees."""
+    """Return whether an error's text says that memory ran out, or another resource that can be
+    freed by unloading models."""
     return bool(quirks.OUT_OF_MEMORY.search(message))
 
 
 def without_trace(message: str) -> str:
-    """Return Triton's message without the leading request id and the Python backend's trailing
-    traceback."""
+    """Return Triton's message without the request id at its beginning and the traceback that the
+    Python backend appends."""
     return quirks.REQUEST_ID.sub("", message.split(quirks.TRACEBACK)[0]).strip()

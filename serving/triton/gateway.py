@@ -19,10 +19,10 @@ from serving.triton.tensors import InferReply, InferRequest
 
 
 class TritonGateway(Connection):
-    """A connection that also runs inferences. `stream_timeout` limits a stream of responses as
-    `timeout` limits an inference, unless the request's deadline is earlier. Large inputs are passed
-    in files in /dev/shm whose names begin with `shared_prefix`, up to `shared_limit` bytes in
-    total."""
+    """A connection that also runs inferences. `timeout` is the time limit in seconds of a single
+    reply, and `stream_timeout` that of a stream of responses. A request's own deadline may be
+    earlier. Large inputs are passed in files in /dev/shm whose names begin with `shared_prefix`, up
+    to `shared_limit` bytes in total."""
 
     def __init__(
         self,
@@ -39,16 +39,16 @@ class TritonGateway(Connection):
         self.shared_memory = SharedMemory(shared_prefix, shared_limit, self._register)
 
     def infer(self, request: InferRequest, deadline: Deadline = NEVER) -> "Call":
-        """Return a call that has not been sent yet."""
+        """Return a Call for an inference with one reply. The call has not been sent yet."""
         return Call(self, request, deadline)
 
     def stream(self, request: InferRequest, deadline: Deadline = NEVER) -> "Responses":
-        """Send a request to a model that may send any number of responses. Return an iterator over
-        them."""
+        """Send a request to a model that may return any number of responses. Return an iterator
+        over the responses."""
         return Responses(self, request, deadline)
 
     def _register(self, name: str, size: int) -> None:
-        """Make Triton map a file in /dev/shm."""
+        """Register a file in /dev/shm with Triton, which then maps it into its memory."""
         request = service_pb2.SystemSharedMemoryRegisterRequest(
             name=name, key=f"/{name}", byte_size=size
         )
@@ -56,16 +56,16 @@ class TritonGateway(Connection):
 
 
 class Call:
-    """An inference. `send` starts it without waiting; `result` waits for the reply.
+    """An inference with one reply. `send` starts it without waiting; `result` waits for the reply.
 
-    A call with inputs in shared memory has no deadline in Triton and is never cancelled there,
-    because then nobody would know when Triton stops reading the regions. The caller gives up at its
-    own deadline, but Triton finishes the work, and its answer frees the regions. So an overloaded
-    model may still work for callers that have given up: first on the calls in flight, and then on
-    up to MOST_WAITING regions at a time.
+    A call whose inputs are in regions of shared memory has no deadline in Triton, and is never
+    cancelled there. Otherwise we could not know when Triton stops reading the regions. The caller
+    gives up at its own deadline, but Triton finishes the work, and only its answer frees the
+    regions. So an overloaded model may work for callers that have given up. This is limited: when
+    MOST_WAITING of a model's regions belong to such calls, further inputs are sent in messages.
 
-    Without regions, calling `result` without `send` is cheaper, because gRPC starts a thread for
-    each call that is sent first.
+    For a call without regions, it is cheaper to call `result` without `send`, because gRPC starts a
+    thread for each call that is sent first.
     """
 
     def __init__(self, gateway: TritonGateway, request: InferRequest, deadline: Deadline) -> None:
@@ -94,13 +94,13 @@ class Call:
         return InferReply.of(message)
 
     def __iter__(self) -> Iterator[InferReply]:
-        """Yield the only reply. Responses has the same interface, but yields any number of
-        replies."""
+        """Yield the only reply. (Responses has the same interface, but yields any number of
+        replies.)"""
         yield self.result()
 
     def cancel(self) -> None:
-        """End the call because its caller no longer waits. If it has no regions, cancel it in
-        Triton too."""
+        """Give up the call, because its caller no longer waits. Cancel it in Triton too, unless it
+        has regions."""
         self._release()
         if self._future:
             self._future.cancel()
@@ -133,16 +133,16 @@ class Call:
         return infer(message, timeout=timeout, metadata=self._request.metadata)
 
     def _release(self) -> None:
-        """Give the regions back: immediately if Triton has answered or the call was not sent,
-        otherwise in one of gRPC's threads when Triton answers. A broken connection counts as an
-        answer, because tritonserver has ended."""
+        """Give the regions back. If the call was sent and Triton has not answered yet, one of
+        gRPC's threads gives them back when Triton answers. A broken connection counts as an answer,
+        because it means that tritonserver has ended."""
         lent, self._regions = self._regions, {}
         if not lent:
             return
         memory = self._gateway.shared_memory
         regions = lent.values()
         if self._future:
-            future, self._future = self._future, None  # `cancel` must no longer reach it
+            future, self._future = self._future, None  # so that `cancel` does not cancel it
             if not future.done():
                 memory.wait(self._request.model, regions)
             future.add_done_callback(lambda _: memory.give_back(regions))
@@ -151,10 +151,10 @@ class Call:
 
 
 class Responses:
-    """An iterator over the responses to one request, as they arrive. `close`, or `cancel` from any
-    thread, ends it early.
+    """An iterator over the responses to one request, which yields each when it arrives. To end it
+    early, the thread that reads it calls `close`, and any other thread calls `cancel`.
 
-    After an error the stream is read to its end rather than cancelled, because cancelling could
+    After an error, the stream is read to its end rather than cancelled, because cancelling it could
     crash Triton (quirks.py).
     """
 
@@ -169,7 +169,7 @@ class Responses:
         return self
 
     def __next__(self) -> InferReply:
-        # never resend a request once a response has arrived
+        # do not send the request again if a response has already arrived
         again = None if self._has_begun else self._first
         message = self._gateway.call(partial(next, self._call), again)
         self._has_begun = True
@@ -183,8 +183,8 @@ class Responses:
         return next(self._call)
 
     def _send(self) -> Any:
-        # The request stream ends after this request. Triton then ends the response stream after
-        # the last response.
+        # The stream of requests consists of this request alone, so Triton ends the stream of
+        # responses after the last response to it.
         requests = iter([self._request.message({})])
         timeout = self._deadline.left(self._gateway.stream_timeout)
         return self._gateway.stub.ModelStreamInfer(
@@ -197,8 +197,8 @@ class Responses:
             self._call.cancel()
 
     def close(self) -> None:
-        """Cancel the call; called by the thread that reads the responses. After an error, read the
-        stream to its end."""
+        """Cancel the call or, after an error, read the stream to its end. Call this only from the
+        thread that reads the responses."""
         self.cancel()
         if self._has_failed:
             with contextlib.suppress(grpc.RpcError):

@@ -1,15 +1,15 @@
-r"""Workarounds for Triton's faults. If you upgrade Triton, read this file first.
+r"""Documents Triton's faults and our workarounds. If you upgrade Triton, read this file first.
 
 An entry says what Triton does, what works around it, and when the workaround can be removed.
-"Remove when TEST passes" means that it passes without the workaround, both with tritonserver 2.51.0
-(24.10, from nvidia-pytriton 0.7.0) and with the later one in NVIDIA's image.
+"Remove when TEST passes" means that the test passes without the workaround, both with tritonserver
+2.51.0 (24.10, from nvidia-pytriton 0.7.0) and with the later version in NVIDIA's image.
 
-Faults without a text or number below:
+These faults need no constant below:
 
 - Unloading an instance whose process has died never ends, and keeps about 36 threads and 1 MB of
-  /dev/shm. Another load can proceed alongside it, and the new instances can be unloaded. So to
-  remove a model, Manager.unload_dead unloads, loads and unloads it again; the states `reloading`
-  and `refusing` in model_status/states.py exist for this. Remove when
+  /dev/shm. Meanwhile the model can be loaded again, and the new instances can be unloaded. So to
+  remove a model, Manager.unload_dead unloads it, loads it, and unloads it again; the states
+  `reloading` and `refusing` in model_status/states.py exist for this. Remove when
   tests/model_lifecycle/test_crashes.py passes.
 - Loading an unchanged model whose process has died does nothing. Manager.reload unloads it first.
   Remove together with the entry above.
@@ -18,25 +18,26 @@ Faults without a text or number below:
 - Unloading a model that is being loaded waits until the load has ended, and so does the next load.
   Manager.unload kills the model's process first. Remove when
   tests/model_lifecycle/test_broken_off_loads.py passes.
-- An ensemble without `platform: "ensemble"` is not loaded. repository/staging.py adds it. Remove
-  when tests/endpoint/test_ensembles.py passes.
+- An ensemble without `platform: "ensemble"` is not loaded. repository/staging.py adds this line.
+  Remove when tests/endpoint/test_ensembles.py passes.
 - To complete configurations, Triton starts each Python model twice, and gives the first process 1 s
   to end. repository/completion.py completes them instead. Remove when loading such a model takes
   less than 0.2 s.
-- Cancelling a stream after its error can crash tritonserver. Responses.close reads it to its end.
-  Remove when tests/endpoint/test_streaming.py passes a hundred times.
-- A region of shared memory that is unregistered is unmapped even while a request reads it.
-  shared_memory.py never unregisters one. Remove when both versions defer unregistering (server,
-  pull request 7743); but keeping a region registered is faster.
+- Cancelling a stream after it has reported an error can crash tritonserver. Responses.close reads
+  the stream to its end instead. Remove when tests/endpoint/test_streaming.py passes a hundred
+  times.
+- If a region of shared memory is unregistered, it is unmapped even while a request reads it.
+  shared_memory.py never unregisters a region. Remove when both versions defer unregistering
+  (server, pull request 7743); but keeping a region registered is also faster.
 - Triton records every trace that it receives, even one that its caller does not sample.
-  front/incoming.py forwards only sampled ones. Remove when tests/endpoint/test_tracing.py passes.
-- `classification` of a string output crashes tritonserver. bodies/kserve.py computes classes
-  itself. Remove when tests/endpoint/test_classification.py passes.
-- The stub's Python ignores PYTHONDONTWRITEBYTECODE and writes bytecode into a model's folder.
+  front/incoming.py forwards only sampled traces. Remove when tests/endpoint/test_tracing.py passes.
+- Requesting `classification` of a string output crashes tritonserver. bodies/kserve.py computes
+  classes itself. Remove when tests/endpoint/test_classification.py passes.
+- The stub's Python ignores PYTHONDONTWRITEBYTECODE, and writes bytecode into a model's folder.
   backends/stub_wait.c makes it obey. Remove when tests/endpoint/test_lifecycle.py passes.
-- The HTTP endpoint does not find a model whose name contains a slash, nor the Python backend one
-  whose name contains a space. model_lifecycle/on_post.py replaces these characters. Remove when
-  tests/model_lifecycle/test_multimodel.py passes.
+- The HTTP endpoint does not find a model whose name contains a slash, and the Python backend does
+  not find one whose name contains a space. model_lifecycle/on_post.py replaces these characters.
+  Remove when tests/model_lifecycle/test_multimodel.py passes.
 """
 
 import re
@@ -47,14 +48,14 @@ import re
 # Python backend wait for a paused process, whose late answer would otherwise go to the next caller.
 # Remove it when tests/endpoint/test_crashes.py passes without it.
 STUB_WAIT_VERSION = "2.51.0"
-# Number of reloads after which model_lifecycle/recovery.py restarts tritonserver. Each may leave a
-# dead instance behind (see above), which adds up to 20 MB of a /dev/shm of 64 MB. Remove together
-# with that entry.
+# The number of reloads after which model_lifecycle/recovery.py restarts tritonserver. Each reload
+# may leave a dead instance behind (see above). After 20 reloads, these may take 20 MB of a /dev/shm
+# of 64 MB. Remove together with that entry.
 MOST_RELOADS = 20
 
-# Error texts. A caller can put any words into one, such as the name of an input, so the patterns
-# match whole texts. Triton prepends the request's id and the ensembles that called the model, and
-# appends a Python traceback.
+# Error texts. They may quote a caller, for example the name of an input, so the patterns match
+# whole texts where possible. Triton prepends the request's id and the ensembles that called the
+# model, and may append a Python traceback.
 
 REQUEST_ID = re.compile(r"^\[request id: .*?\] ")
 TRACEBACK = "\n\nAt:\n"
@@ -66,7 +67,7 @@ _BEFORE = r"(?:\[request id: .*?\] )?(?:in ensemble '[^']*', )*"
 DEAD_PROCESS = re.compile(
     _BEFORE + r"(Stub process (?:'[^']*' )?is not healthy|Failed to obtain the health mutex)\.?"
 )
-# UNAVAILABLE means that Triton is stopping (server.cc, sequence_batch_scheduler.cc,
+# The status UNAVAILABLE means that Triton is stopping (server.cc, sequence_batch_scheduler.cc,
 # dynamic_batch_scheduler.cc), but also that the queue policy in config.pbtxt rejects the request
 # (scheduler_utils.cc). Remove when these have different statuses.
 STOPPING = re.compile(
@@ -77,23 +78,24 @@ QUEUE_POLICY = re.compile(_BEFORE + r"(Exceeds maximum queue size|Request timeou
 # The status for an unknown model is UNAVAILABLE, NOT_FOUND or INVALID_ARGUMENT. Remove when it is
 # always NOT_FOUND.
 UNKNOWN_MODEL = "Request for unknown model: "
-# INVALID_ARGUMENT also means that Triton was restarted and does not know a region of shared memory
-# (system_shared_memory_manager.cc), that a decoupled model was called without a stream, or that a
-# step belongs to a sequence that has not begun or has ended. Remove when these have different
-# statuses.
+# The status INVALID_ARGUMENT also means that Triton was restarted and does not know a region of
+# shared memory (system_shared_memory_manager.cc), that a decoupled model was called without a
+# stream, or that a step belongs to a sequence that has not begun or has ended. Remove when these
+# have different statuses.
 UNKNOWN_REGION = "Unable to find shared memory region"
 DECOUPLED = "doesn't support models with decoupled transaction policy"
 UNKNOWN_SEQUENCE = "must specify the START flag on the first request of the sequence"
-# An error in a stream is a text without a status; Triton crashes if it is asked to send the status
-# (triton_grpc_error). These are the texts in infer_request.cc about invalid requests. Remove when
-# triton_grpc_error works.
+# An error in a stream is a text without a status. Triton can be asked to send the status
+# (triton_grpc_error), but then it crashes. These are the texts in infer_request.cc about invalid
+# requests. Remove when triton_grpc_error works.
 MISTAKES = re.compile(
     r"^(\[request id: .*?\] )?(unexpected |expected |incomplete |inference (input|request) "
     r"|input ')"
 )
-# INTERNAL can also mean that tensor sizes do not match, such as more tokens than the model has
-# positions. These are the error texts of ONNX Runtime's and TorchScript's operators, in NVIDIA's
-# backends and in ours. Remove when backends return INVALID_ARGUMENT.
+# The status INTERNAL can also mean that the sizes of tensors are wrong, for example that a text has
+# more tokens than the model has positions. These are the error texts of ONNX Runtime's and
+# TorchScript's operators, in NVIDIA's backends and in ours. Remove when backends return
+# INVALID_ARGUMENT.
 WRONG_SIZES = re.compile(
     r"onnx runtime error 2: "  # INVALID_ARGUMENT
     r"|Non-zero status code returned while running .* node\..*"
@@ -106,9 +108,9 @@ WRONG_SIZES = re.compile(
     r"expected input)",
     re.DOTALL,
 )
-# INTERNAL can also mean that memory ran out. These texts come from frameworks, Triton and the
-# system, and include all that Triton's SageMaker endpoint recognizes. Remove when backends return
-# RESOURCE_EXHAUSTED.
+# The status INTERNAL can also mean that memory ran out. These texts come from frameworks, Triton
+# and the operating system, and include all that Triton's SageMaker endpoint recognizes. Remove when
+# backends return RESOURCE_EXHAUSTED.
 OUT_OF_MEMORY = re.compile(
     r"(?i:out[ _]?of[ _]?memory)|MemoryError|bad_alloc|RESOURCE_EXHAUSTED|No space left on device"
     r"|(?<![A-Za-z])OOM(?![a-z])"  # not in BLOOM, nor in a model's name like ROOM_3
@@ -116,8 +118,8 @@ OUT_OF_MEMORY = re.compile(
     r"|(?:Dst|Src) tensor is not initialized|CUDNN_STATUS_NOT_INITIALIZED"
     r"|CUBLAS_STATUS_(?:ALLOC_FAILED|NOT_INITIALIZED)"
 )
-# Triton's prefix before the reason of a failed load, once per ensemble and version. It is removed
-# from messages.
+# What Triton puts before the reason why a load failed. It is repeated for each ensemble and version
+# above the model. We remove it from messages.
 PREFACE = re.compile(r"^(load failed for model '[^']*': |version \d+ is at UNAVAILABLE state: )+")
 
 # Seconds that a stub gets to connect. If it is killed earlier, its load never ends, and only a
@@ -127,15 +129,15 @@ STUB_SECONDS = 3.0
 
 # Requests that harm Triton
 
-# Triton copies a sequence's id unchecked into a buffer the size of CORRID's datatype: a string
-# overflows a number's buffer, and a number that is too large is truncated. After a string of less
-# than 128 bytes the buffer contains earlier ids or uninitialized memory, which the model reads too:
-# it rejects the request, or its process dies. sessions.py (Sequencing) checks ids against that
-# datatype. With the direct strategy, a model whose ids are strings sometimes fails, probably
-# because an empty slot contains such a string too: use numbers there. Remove when
-# tests/fuzz/test_sequences.py passes.
+# Triton copies a sequence's id unchecked into a buffer of the size of CORRID's datatype. A string
+# overflows the buffer of a number, and a number that is too large is truncated. If a string has
+# less than 128 bytes, the rest of the buffer contains earlier ids or uninitialized memory, which
+# the model reads too: it rejects the request, or its process dies. So sessions.py (Sequencing)
+# checks that ids fit the datatype. With the direct strategy, a model whose ids are strings
+# sometimes fails anyway, probably because an empty slot contains such a string too: use numbers
+# there. Remove when tests/fuzz/test_sequences.py passes.
 
-# The first dimension of a batch without rows. Triton accepts such a batch and never answers, with
-# any backend; it answers all other empty shapes. job.py rejects it. Remove when
+# The first dimension of a batch without rows. Whatever the backend, Triton accepts such a batch and
+# never answers; it answers all other empty shapes. job.py rejects such batches. Remove when
 # tests/endpoint/test_edge_bodies.py passes.
 NO_ROWS = (0,)

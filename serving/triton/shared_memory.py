@@ -1,5 +1,7 @@
-"""Writes large inputs to /dev/shm, so that Triton reads them there instead of receiving them over
-gRPC.
+"""Passes large inputs to Triton in files in /dev/shm, because sending them over gRPC takes longer.
+
+Such a file is called a region. It is registered with Triton before its first use, reused for many
+calls, and never unregistered (quirks.py). These methods change the state of a region:
 
     free           --write------> lent
     lent           --give_back--> free       Triton has answered, or the call was never sent
@@ -8,9 +10,8 @@ gRPC.
     free           --trim-------> free       its pages are returned to the system
     any of these   --forget-----> gone       tritonserver was restarted
 
-A region is a file that is registered with Triton before its first use and never unregistered
-(quirks.py). Names are never reused, so Triton cannot mistake an old region for a new one. `serve`
-removes the files when Triton ends.
+The name of a file is never reused, so that Triton cannot mistake an old region for a new one.
+`serve` removes the files when tritonserver ends.
 """
 
 import contextlib
@@ -28,19 +29,19 @@ from serving.errors import ServingError
 from serving.triton.tensors import Tensor
 
 FOLDER = Path("/dev/shm")
-# Minimum size of an input in bytes: at 0.6 MB nothing is gained; at 4.9 MB a call takes half the
-# time.
+# The smallest size in bytes of an input that is passed in a region. At 0.6 MB, this is not faster
+# than a message; at 4.9 MB, a call takes half the time.
 LEAST = 2**20
-# Maximum number of a model's regions that wait for an answer. If so many wait, the model hangs or
-# is overloaded, so its next tensors are sent in messages, which Triton drops when the caller
-# leaves. Four failed requests leave eight regions.
+# The maximum number of a model's regions whose callers have left while Triton may still read them.
+# If there are this many, the model hangs or is overloaded, and its next inputs are sent in
+# messages, which Triton drops when the caller leaves. A request usually leaves one or two regions.
 MOST_WAITING = 8
 
 
 @dataclass(eq=False)
 class Region:
-    """A file of `size` bytes, whose first `backed` bytes have memory pages. `waits_for` is the
-    model that has not answered yet, or "" if the region is not waiting."""
+    """A file of `size` bytes in /dev/shm, whose first `backed` bytes have memory pages. If the
+    region is waiting, `waits_for` is the model that may still read it; otherwise it is ""."""
 
     name: str
     size: int
@@ -55,10 +56,11 @@ class Region:
 
 
 class SharedMemory:
-    """A worker's regions, with at most `limit` bytes of memory pages in total. Thread-safe.
+    """The regions of one worker, with at most `limit` bytes of memory pages in total. Thread-safe.
 
-    The names of the files begin with `prefix`; if it is "", no files are created. `register(name,
-    size)` registers a file with Triton, or raises a ServingError.
+    The names of the files begin with `prefix`. If it is "", no files are created, and all inputs
+    are sent in messages. `register(name, size)` registers a file with Triton, or raises a
+    ServingError.
     """
 
     def __init__(self, prefix: str, limit: int, register: Callable[[str, int], None]) -> None:
@@ -69,8 +71,8 @@ class SharedMemory:
         self._regions: set[Region] = set()
 
     def write(self, model: str, inputs: Sequence[Tensor]) -> dict[str, Region]:
-        """Write the large inputs of a call to `model` into regions, while there is space. Return
-        the regions, keyed by input name."""
+        """Write the large inputs of a call to `model` into regions, as long as there is space.
+        Return the regions, keyed by the names of the inputs."""
         written: dict[str, Region] = {}
         with self._lock:
             waiting = sum(region.waits_for == model for region in self._regions)
@@ -84,21 +86,22 @@ class SharedMemory:
         return written
 
     def wait(self, model: str, regions: Iterable[Region]) -> None:
-        """Keep lent regions until the model answers and they are given back."""
+        """Mark lent regions as waiting, because their caller has left before the model answered."""
         with self._lock:
             for region in regions:
                 region.waits_for = model
 
     def give_back(self, regions: Iterable[Region]) -> None:
-        """Free the regions for other calls. Call this only once for each `write`, because two calls
-        sharing a region would corrupt each other's answers."""
+        """Free the regions for other calls. Call this only once for each `write`: a region that is
+        freed twice could be lent to two calls, which would corrupt each other's answers."""
         with self._lock:
             for region in regions:
                 region.is_free = True
                 region.waits_for = ""
 
     def forget(self, regions: Iterable[Region]) -> None:
-        """Drop all regions: Triton does not know these `regions`, so it has been restarted."""
+        """Drop all regions if one of `regions` is among them. Called if Triton does not know these
+        `regions`, which means that it has been restarted."""
         with self._lock:
             if not self._regions.isdisjoint(regions):
                 self._regions.clear()
@@ -111,15 +114,16 @@ class SharedMemory:
                     region.empty()
 
     def remove_files(self, pid: int | str = "*") -> None:
-        """Remove the files of a worker that has ended. Free their memory pages first, because
-        Triton still maps the files."""
+        """Remove the files of the worker `pid`, which has ended. Free their memory pages first,
+        because Triton still has the files mapped."""
         for path in FOLDER.glob(f"{self._prefix}-{pid}-*") if self._prefix else ():
             with contextlib.suppress(OSError, ValueError), path.open("r+b") as file:
                 mmap.mmap(file.fileno(), 0).madvise(mmap.MADV_REMOVE)
             path.unlink(missing_ok=True)
 
     def _lend(self, size: int) -> Region | None:
-        """Return a region for `size` bytes, or None if there is no space or Triton has ended."""
+        """Return a region for `size` bytes, or None if there is no space or tritonserver has
+        ended."""
         try:
             return self._reuse(size) or self._make(size)
         except FileNotFoundError:  # Triton has ended, and `serve` has removed its files
@@ -158,8 +162,8 @@ class SharedMemory:
         return region
 
     def _back(self, region: Region, size: int) -> None:
-        """Reserve memory pages for `size` bytes. Writing without them could kill the process
-        (SIGBUS)."""
+        """Reserve memory pages for the first `size` bytes of a region. If /dev/shm were full,
+        writing without reserved pages would kill the process (SIGBUS)."""
         if size <= region.backed:
             return
         if sum(other.backed for other in self._regions) - region.backed + size > self._limit:

@@ -1,5 +1,5 @@
-"""Converts arrays to and from the tensors that gRPC carries: raw bytes with a name, a datatype and
-a shape."""
+"""Converts between NumPy arrays and the tensors in Triton's gRPC messages, which are raw bytes with
+a name, a datatype and a shape."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ from tritonclient.utils import (
 
 Array = NDArray[Any]
 Parameters = Mapping[str, bool | int | float | str]
-# bytes of one element
+# the size in bytes of one element of each datatype
 SIZES = {
     "BOOL": 1,
     "INT8": 1,
@@ -49,14 +49,14 @@ class Tensor:
 
     @classmethod
     def of(cls, name: str, array: Array, datatype: str = "") -> "Tensor":
-        """Convert an array to a tensor. Its dtype determines the datatype, except for BF16
-        (numpy_dtype)."""
+        """Convert an array to a tensor. The array's dtype determines the datatype, except for BF16,
+        which NumPy does not have: pass it as `datatype`."""
         return cls(
             name, datatype or np_to_triton_dtype(array.dtype), array.shape, to_raw(array, datatype)
         )
 
     def array(self) -> Array:
-        """Return the data as an array of numpy_dtype."""
+        """Return the data as an array whose dtype is numpy_dtype(datatype)."""
         dtype = numpy_dtype(self.datatype)
         if self.datatype == "BYTES":
             flat: Array = deserialize_bytes_tensor(bytes(self.data))
@@ -69,8 +69,8 @@ class Tensor:
 
 @dataclass(slots=True)
 class InferRequest:
-    """An inference request to Triton. `version` "" means the latest; empty `outputs` means all
-    outputs."""
+    """An inference request to Triton. If `version` is "", the latest version answers. If `outputs`
+    is empty, all outputs are returned."""
 
     model: str
     version: str
@@ -85,8 +85,8 @@ class InferRequest:
         return (("traceparent", self.traceparent),) if self.traceparent else ()
 
     def message(self, regions: Mapping[str, str]) -> Any:
-        """Return the protobuf message. `regions` names the shared-memory regions from which Triton
-        reads inputs."""
+        """Return the request as a protobuf message. `regions` maps inputs to the shared-memory
+        regions from which Triton reads them; the data of other inputs is part of the message."""
         message = service_pb2.ModelInferRequest(
             model_name=self.model, model_version=self.version, id=self.id
         )
@@ -135,7 +135,7 @@ _FIELDS = {bool: "bool_param", int: "int64_param", float: "double_param", str: "
 
 
 def to_raw(array: Array, datatype: str = "") -> bytes | memoryview:
-    """Return an array's data for gRPC, without a copy if possible."""
+    """Return an array's data as gRPC's messages contain it. Do not copy it if possible."""
     if datatype == "BF16":
         array = array.astype(BF16)  # rounds to the nearest value, ties to even
     if array.dtype.kind in "OSU":
@@ -145,6 +145,6 @@ def to_raw(array: Array, datatype: str = "") -> bytes | memoryview:
 
 
 def numpy_dtype(datatype: str) -> np.dtype[Any]:
-    """Return the dtype of a datatype's arrays: object for BYTES, and float32 for BF16, which numpy
-    does not have."""
+    """Return the dtype of the arrays for a datatype. It is object for BYTES, and float32 for BF16,
+    which NumPy does not have."""
     return np.dtype(np.float32 if datatype == "BF16" else triton_to_np_dtype(datatype))
