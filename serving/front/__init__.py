@@ -1,2 +1,2 @@
-"""The code that runs in a gunicorn worker: routes, admission, replies, metrics, logs. Only this
-package imports flask."""
+"""Implements what a gunicorn worker does with a request: routes, admission, replies, metrics and
+logs. Only this package imports flask."""

@@ -3,10 +3,11 @@ else; docs/errors.md has a table of all limits.
 
 The number of requests and the memory that they take are both limited, in total and per model,
 across all of gunicorn's workers. The workers share the counters (model_status/shared_files.py)
-without a lock, so the limit on requests may be exceeded by a few. If several models are served, one
-of them may hold no more requests, and no more bytes of bodies, than are free. So the first model
-that hangs occupies half of the total, and the second a quarter (Choudhury and Hahne, "Dynamic queue
-length thresholds", 1998, with a factor of 1).
+without a lock, so the limit on requests may be exceeded by a few.
+
+If several models are served, each of them may hold at most as many requests, and as many bytes of
+bodies, as are free. So the first model that hangs occupies half of the total, and the second a
+quarter (Choudhury and Hahne, "Dynamic queue length thresholds", 1998, with a factor of 1).
 """
 
 import threading
@@ -16,8 +17,9 @@ from time import monotonic
 from serving.errors import ModelNotReady, Overloaded, PayloadTooLarge
 from serving.model_status.shared_files import ALL_MODELS, TOTAL, WAITING, Leases
 
-WAITING_PART = 4  # requests that wait for their models may hold 1 / WAITING_PART of all slots
-SMALL = 2**20  # bytes that a slot may take or free before it updates the shared counter
+# requests that wait for their models to be loaded may hold 1 / WAITING_PART of all slots
+WAITING_PART = 4
+SMALL = 2**20  # bytes that a slot may take or free before the shared counter is updated
 
 LIMITS = (
     "and the limits are SERVE_MAX_CONCURRENCY requests and SERVE_REQUEST_MEMORY_SHARE of the "
@@ -29,9 +31,9 @@ class Admission:
     """Counts the requests in flight and the memory that they take, and refuses requests beyond the
     limits.
 
-    Create it before gunicorn forks. `limit` is the maximum number of requests, `most_bytes` the
-    maximum memory. With `several_models`, one model cannot use all of either. Each of the `workers`
-    counts in its own row of the file `leases`.
+    Create this object before gunicorn forks. `limit` is the maximum number of requests, and
+    `most_bytes` the maximum memory that they take. If there are `several_models`, none of them can
+    use up either limit. Each of the `workers` counts in its own row of the file `leases`.
     """
 
     def __init__(
@@ -49,7 +51,7 @@ class Admission:
         self.lock = threading.Lock()
         self.row = 0
         self.last_active = 0.0  # when a request of this worker last began or ended (time.monotonic)
-        self.freed = 0  # total bytes that requests of this worker have given back
+        self.freed = 0  # bytes that requests of this worker have given back since it started
         self._rows: dict[int, int] = {}
 
     def clear(self) -> None:
@@ -58,8 +60,8 @@ class Admission:
             self.leases.clear(row)
 
     def add_worker(self, worker: int) -> None:
-        """Choose the row in which the next forked process counts. `worker` is any number that
-        identifies the process."""
+        """Choose the row in which the next worker that is forked counts. `worker` is a number that
+        identifies it for remove_worker."""
         free = set(range(self.leases.rows)) - set(self._rows.values())
         self._rows[worker] = self.row = min(free, default=0)
 
@@ -85,21 +87,21 @@ class Admission:
 
 
 class Slot:
-    """A request's slot, which counts in the total and in at most one model at a time. It also keeps
-    the request's account: the bytes that its body and its steps take (serving/request_memory.py).
-    Not safe to share between threads."""
+    """A request's slot. It counts toward the limits in total, and toward those of at most one model
+    at a time. It is also the request's account, which records how many bytes of memory its body and
+    its steps take (serving/request_memory.py). Not thread-safe."""
 
     def __init__(self, admission: Admission) -> None:
         self._admission = admission
         self.size = 0
-        self._counted = 0  # how many of these bytes the workers' shared counter includes
-        self._column = -1  # the column of the model's counter; -1 if the request holds no model
-        self._kept = 0  # the bytes counted for the model: those of the body
+        self._counted = 0  # how many bytes of `size` the shared counter already includes
+        self._column = -1  # the column of the model's counter, or -1 without a model
+        self._kept = 0  # how many bytes the model's counter includes: those of the body
 
     def take(self, size: int, step: str) -> None:
-        """Add `size` bytes, which a step is about to take, to the account. Raise PayloadTooLarge if
-        the request would exceed the memory for all requests, and Overloaded if other requests hold
-        the memory."""
+        """Add `size` bytes of memory, which a step is about to take, to the account. Raise
+        PayloadTooLarge if the request would take more than all requests together may take, and
+        Overloaded if other requests hold the memory."""
         admission = self._admission
         own = self.size + size
         if own - self._counted < SMALL:
@@ -125,7 +127,8 @@ class Slot:
         )
 
     def give_back(self, size: int) -> None:
-        """Subtract `size` bytes from the account after a step. Do nothing after `leave`."""
+        """Subtract `size` bytes of memory, which a step has freed, from the account. Do nothing
+        after `leave`."""
         self.size = max(0, self.size - size)
         if self._counted - self.size < SMALL:
             return
@@ -140,9 +143,9 @@ class Slot:
         self._counted = size
 
     def keep(self, model: str, column: int) -> None:
-        """Take a slot of the model whose counter is `column`. The slot keeps the model loaded until
-        `leave`. If `column` is WAITING, take a slot of the requests that wait for a model to be
-        loaded. Raise Overloaded, or ModelNotReady if too many requests wait."""
+        """Count the request for the model, whose counter is in `column`. This keeps the model
+        loaded until `leave`. If `column` is WAITING, count it among the requests that wait for a
+        model to be loaded. Raise Overloaded, or ModelNotReady if too many requests wait."""
         admission = self._admission
         leases = self._admission.leases
         with admission.lock:
@@ -178,7 +181,7 @@ class Slot:
             self._admission.leases.add(self._admission.row, counter, sign, sign * self._kept)
 
     def _release(self) -> None:
-        """Give back the model's slot, if the request holds one."""
+        """Stop counting the request for its model, if it has one."""
         if self._column >= 0:
             self._count_model(-1)
             if self._column != WAITING:
@@ -186,7 +189,8 @@ class Slot:
             self._column = -1
 
     def leave(self) -> None:
-        """Give back the slots and the account, after the reply has been sent."""
+        """Stop counting the request and the memory that it took. Call this after the reply has been
+        sent."""
         admission = self._admission
         with admission.lock:
             self._release()

@@ -1,4 +1,4 @@
-"""gunicorn's hooks, which it finds by their names
+"""Configures gunicorn, which reads settings and hooks from this module by their names
 (--config=python:serving.front.gunicorn_config)."""
 
 import gc
@@ -17,19 +17,18 @@ from serving.front.monitoring import MULTIPROCESS
 from serving.front.services import Services
 
 logger_class = JsonLogger
-# gunicorn would answer contradictory X-Forwarded headers with HTML, although nothing here reads
-# them
+# Ignore X-Forwarded headers. By default, gunicorn rejects contradictory ones with an HTML page.
 secure_scheme_headers: dict[str, str] = {}
-RESERVED = 64 * 1024  # bytes of each file of metrics: enough for about ten models
+RESERVED = 64 * 1024  # bytes to reserve for each metrics file; enough for about ten models
 # How long a thread waits for the GIL before it asks the other thread to release it. Python's
-# default is 5 ms. A small request waits for the GIL about 20 times.
+# default is 5 ms, which is too long: a small request waits for the GIL about 20 times.
 SWITCH_SECONDS = 0.0005
-# The garbage collector's thresholds. Only the last one differs from Python's default, 10, with
-# which the collector visits all lists again and again while a large JSON text is parsed, and all
-# threads wait: parsing 1.9 million lists took 0.7 s instead of 0.1 s.
+# The garbage collector's thresholds. Only the last one differs from Python's default, which is 10.
+# With that, the collector visits all lists again and again while a large JSON text is parsed, and
+# parsing 1.9 million lists took 0.7 s instead of 0.1 s, while all other threads waited.
 GARBAGE = (700, 10, 1000)
-# The niceness of workers for large bodies. Such a worker gets about a tenth of the processor time
-# of a worker for small bodies that competes with it.
+# The niceness of workers for large bodies. If both kinds of workers are busy, such a worker gets
+# about a tenth of the processor time that a worker for small bodies gets.
 LARGE_NICE = 10
 
 
@@ -39,15 +38,15 @@ def on_starting(server: Any) -> None:
 
 
 def pre_fork(server: Any, worker: Any) -> None:
-    """Exclude the imported modules from the workers' garbage collection, which took 0.2 s when a
-    worker ended."""
+    """Choose the row in which the new worker counts requests. Exclude the objects that exist before
+    the fork from its garbage collection, which would otherwise take 0.2 s when the worker ends."""
     _services(server).admission.add_worker(worker.age)
     gc.freeze()
 
 
 def post_fork(_server: Any, _worker: Any) -> None:
-    """Limit how long a worker's threads wait for each other: for the GIL and the garbage
-    collector."""
+    """Make the new worker's threads wait less long for each other, because of the GIL and of the
+    garbage collector."""
     sys.setswitchinterval(SWITCH_SECONDS)
     gc.set_threshold(*GARBAGE)
 
@@ -60,16 +59,16 @@ def post_worker_init(worker: Any) -> None:
 
 
 def child_exit(server: Any, worker: Any) -> None:
-    """Clean up after a worker that has ended. Runs in gunicorn's master."""
+    """Clean up after a worker that has ended. Called in gunicorn's master process."""
     _services(server).admission.remove_worker(worker.age)
     _services(server).gateway.shared_memory.remove_files(worker.pid)
     mark_process_dead(worker.pid)
 
 
 def _choose_socket(worker: Any, services: Services) -> None:
-    """Let the worker accept either only large bodies or only others. Workers that count in the
-    first rows accept the large ones, so a worker that has ended is replaced by one of the same
-    kind."""
+    """Make the worker accept either only requests with large bodies or only other requests. The row
+    in which it counts requests decides: the first SERVE_WORKERS rows belong to workers for large
+    bodies, and a new worker gets the first row that is free."""
     settings = services.settings
     own = settings.gunicorn_socket
     if services.admission.row < settings.workers:
@@ -83,8 +82,9 @@ def _choose_socket(worker: Any, services: Services) -> None:
 
 
 def _reserve_files() -> None:
-    """Reserve disk space for this worker's metrics. prometheus_client maps its files into memory,
-    and the kernel kills a process that writes to a mapped page for which the disk has no space."""
+    """Reserve disk space for this worker's metrics. prometheus_client maps the files into memory.
+    If the disk is full, the kernel kills a process that writes to a page of a mapped file for which
+    no space was reserved."""
     for kind in ("counter", "histogram"):
         path = Path(os.environ[MULTIPROCESS], f"{kind}_{os.getpid()}.db")
         with suppress(OSError), path.open("ab") as file:
@@ -92,6 +92,6 @@ def _reserve_files() -> None:
 
 
 def _services(process: Any) -> Services:
-    """Return the app's shared objects, which --preload created in the master."""
+    """Return the shared objects of the app, which gunicorn's master has loaded (--preload)."""
     services: Services = process.app.wsgi().extensions["serving"]
     return services

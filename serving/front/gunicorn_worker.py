@@ -1,7 +1,7 @@
-"""gunicorn's worker with threads, changed so that its main loop never waits for nginx.
+"""Changes gunicorn's worker with threads so that its main loop never waits for nginx.
 
-It overrides `handle` and `finish_request` of gunicorn's ThreadWorker, which are not documented. If
-they change, every test in tests/endpoint fails.
+Worker overrides the methods `handle` and `finish_request` of gunicorn's ThreadWorker, which are not
+documented. If they change, every test in tests/endpoint fails.
 """
 
 from concurrent.futures import Future
@@ -17,11 +17,12 @@ class Worker(ThreadWorker):  # type: ignore[misc]
     def handle(self, conn: Any) -> bool:
         """Answer the request and close the connection, both in a thread of the pool.
 
-        Stock gunicorn (27.0) closes the connection in the main loop instead, where it waits for up
-        to 2 s until nginx has read the reply. If several callers read slowly, such a worker accepts
-        no connections, and gunicorn kills it because it seems to hang.
+        gunicorn itself (27.0) closes the connection in the main loop, where it waits for up to 2 s
+        until nginx has read the reply. If several callers read slowly, the worker then accepts no
+        connections, and gunicorn kills it because it seems to hang.
         """
-        # Wait for the request however late nginx sends it. gunicorn would give up after 5 s.
+        # Wait for the request, however long nginx takes to send it. gunicorn would give up after
+        # 5 s.
         conn.data_ready = True
         try:
             super().handle(conn)
@@ -30,5 +31,5 @@ class Worker(ThreadWorker):  # type: ignore[misc]
         return False
 
     def finish_request(self, conn: Any, done: Future[bool]) -> None:
-        """Count the connection as closed, in the main loop."""
+        """Count the connection as closed. Called in the main loop."""
         self.nr_conns -= 1

@@ -9,12 +9,11 @@ ENDED = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
 
 
 class HangUps:
-    """Detects when callers of streams disconnect, so that their requests can be cancelled. A thread
-    that waits for Triton cannot see this, so one thread per worker watches all of these
-    connections.
+    """Detects when callers of streams disconnect, so that their requests can be cancelled. The
+    thread that answers such a request cannot detect this while it waits for Triton. So each worker
+    has one thread that watches all of these connections.
 
-    Safe to share between threads. It starts its own thread at the first use, which is after
-    gunicorn's fork.
+    Thread-safe. The thread is started at the first use, which must be after gunicorn's fork.
     """
 
     def __init__(self) -> None:
@@ -23,8 +22,8 @@ class HangUps:
         self._epoll: select.epoll | None = None
 
     def watch(self, connection: socket.socket, callback: Callable[[], None]) -> None:
-        """Call `callback` once if the peer closes the connection. Call `forget` before you close
-        the connection."""
+        """Call `callback` once if the other side closes the connection. `forget` must be called
+        before this side closes it."""
         with self._lock:
             if self._epoll is None:
                 self._epoll = select.epoll()
@@ -50,8 +49,8 @@ class HangUps:
 
 
 def _has_ended(number: int) -> bool:
-    """Return whether the connection has ended. An event may be stale: its file descriptor may
-    belong to another connection by now."""
+    """Return whether the other side has closed the connection with this file descriptor. An event
+    does not prove that, because the descriptor may belong to another connection by now."""
     poll = select.poll()
     poll.register(number, select.POLLRDHUP)
     return bool(poll.poll(0))

@@ -1,4 +1,4 @@
-"""Flask's request, extended with what the front reads from its headers and body."""
+"""Defines Incoming, which extends Flask's request by methods that read its headers and body."""
 
 import re
 import uuid
@@ -20,17 +20,18 @@ from serving.request_memory import DEFLATED, UNPACKED, reserve
 
 # a traceparent (W3C Trace Context) with the sampled flag set
 SAMPLED = re.compile(r"00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f][13579bdf]")
-# when nginx forwarded the request, in seconds since 1970; nginx overwrites a caller's value
+# The header in which nginx says when it forwarded the request, in seconds since 1970. nginx
+# overwrites a value that the caller sent.
 FORWARDED = "X-Request-Start"
 MEGABYTE = 2**20
-# maximum bytes of Custom-Attributes: nginx's limit for one header line, but several lines are
-# joined
+# The maximum length of Custom-Attributes in bytes. nginx has the same limit for one header line,
+# but a caller may send several lines, which are joined.
 LONGEST_ATTRIBUTES = 8 * 1024
 
 
 class Incoming(flask.Request):
-    """Flask's request, with what the front records about it for the reply, the log and the
-    metrics."""
+    """Flask's request. Its attributes record what the reply, the log and the metrics need to know
+    about it."""
 
     slot: Slot | None = None  # set once the request is admitted
     model = ""  # the model that answers, or "" if the request does not name a served model
@@ -41,16 +42,16 @@ class Incoming(flask.Request):
         self.timings = Timings()
 
     def header(self, name: str) -> str:
-        """Return a header, or "" if it is missing. Several times faster than `headers`, but does
-        not find Content-Type and Content-Length."""
+        """Return the value of a header, or "" if it is missing. This is several times faster than
+        using `headers`, but does not find Content-Type and Content-Length."""
         key = name.upper().replace("-", "_")
         value: str = self.environ.get(f"HTTP_{key}", "")
         return value
 
     @cached_property
     def id(self) -> str:
-        """Return X-Request-Id, which nginx sets to the caller's Inference-Id or to a new id.
-        Without nginx return a new id."""
+        """Return the request's id. It is in the header X-Request-Id, which nginx sets to the
+        caller's Inference-Id or to a new id. Without nginx, create a new id."""
         return self.header("X-Request-Id") or uuid.uuid4().hex
 
     @cached_property
@@ -59,7 +60,8 @@ class Incoming(flask.Request):
         return read_attributes(header) if header else {}
 
     def check_attributes(self) -> None:
-        """Raise InvalidRequest if Custom-Attributes are too long to be repeated in the reply."""
+        """Raise InvalidRequest if the header Custom-Attributes is too long to be repeated in the
+        reply."""
         length = len(self.header(ATTRIBUTES))
         if length > LONGEST_ATTRIBUTES:
             raise InvalidRequest(
@@ -69,23 +71,23 @@ class Incoming(flask.Request):
 
     @property
     def target(self) -> Target:
-        """Return the target that the header Target-Model names."""
+        """Return the model that the header Target-Model names."""
         return Target("the header Target-Model", self.header(TARGET_MODEL) or None)
 
     @property
     def traceparent(self) -> str:
-        """Return the caller's traceparent if its trace is sampled, else "", because Triton records
-        every trace that it receives (quirks.py).
+        """Return the caller's traceparent if the trace is sampled. Otherwise return "", because
+        Triton records every trace that it receives (triton/quirks.py).
 
-        SageMaker strips the header, so Custom-Attributes may carry it.
+        SageMaker removes the header, so it may also be sent in Custom-Attributes.
         """
         header = self.header("traceparent") or self.attributes.get("traceparent", "")
         return header if SAMPLED.fullmatch(header) else ""
 
     @cached_property
     def forwarded(self) -> float:
-        """Return when nginx forwarded the request, on time.monotonic()'s clock, so that time in
-        gunicorn's queue counts."""
+        """Return when nginx forwarded the request, on the clock of time.monotonic(). Time limits
+        begin at this moment, so that the time in gunicorn's queue counts."""
         try:
             seconds = time() - float(self.header(FORWARDED))
             return monotonic() - max(0.0, seconds)
@@ -93,8 +95,8 @@ class Incoming(flask.Request):
             return monotonic()
 
     def whole(self) -> bytes:
-        """Return the body, decompressed. Without a Content-Length there is no body, because nginx
-        always sends the length. Raise PayloadTooLarge, Overloaded and others."""
+        """Return the whole body, decompressed. nginx always sends the length of a body, so without
+        a Content-Length there is none. Raise PayloadTooLarge, Overloaded and others."""
         length = self.content_length or 0
         limit = flask.current_app.config["MAX_CONTENT_LENGTH"]
         if length > limit:
@@ -111,14 +113,14 @@ class Incoming(flask.Request):
         return body
 
     def drain(self) -> None:
-        """Read the rest of the body. Closing a connection with unread data resets it, and the reply
-        would be lost."""
+        """Read and discard the rest of the body. Closing a connection with unread data would reset
+        it, and the reply would be lost."""
         while self.environ["wsgi.input"].read(MEGABYTE):
             pass
 
     def reply_headers(self) -> dict[str, str]:
-        """Return the headers of the reply to an inference request. nginx logs them and adds the
-        id."""
+        """Return headers for the reply to an inference request. nginx logs their values. It also
+        adds a header with the request's id."""
         attributes = self.header(ATTRIBUTES)
         headers = {
             ATTRIBUTES: attributes if len(attributes) <= LONGEST_ATTRIBUTES else "",
@@ -130,5 +132,5 @@ class Incoming(flask.Request):
 
 
 def incoming() -> Incoming:
-    """Return the request that the current thread answers."""
+    """Return the request that the current thread is answering."""
     return flask.request._get_current_object()  # type: ignore[attr-defined,no-any-return]

@@ -1,7 +1,7 @@
-"""The routes of KServe v2: health, the index of the models, and calls, whose path names a model:
+"""Defines the routes of KServe v2: health, the index of the models, and calls to a model at
 /v2/models/MODEL[/versions/VERSION]/…
 
-nginx forwards requests for metadata, configuration and statistics to Triton.
+nginx forwards requests for metadata, configuration and statistics directly to Triton.
 """
 
 from collections.abc import Callable

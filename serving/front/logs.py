@@ -1,10 +1,12 @@
 """Formats the log lines of gunicorn and the Flask app: JSON, with the request's id and without
 payloads.
 
-`serve` reads the lines (serving/pid1/log.py). All workers write to one pipe, which keeps lines of
-up to 4,096 bytes intact, so longer lines are shortened. An exception's message may quote what a
-caller sent (`could not convert string to float: '…'`), so a trace contains only types, files and
-line numbers. With SERVE_LOG_LEVEL=debug it contains the messages too.
+`serve` reads the lines (serving/pid1/log.py). All workers write to the same pipe, which keeps only
+lines of up to 4,096 bytes intact, so longer lines are shortened.
+
+A trace contains only types, files and line numbers, because the message of an exception may quote
+what a caller sent (`could not convert string to float: '…'`). With SERVE_LOG_LEVEL=debug it
+contains the messages too.
 """
 
 import json
@@ -26,8 +28,8 @@ LONGEST_MESSAGE = 1000  # characters; a message may quote a caller's long model 
 
 
 class JsonFormatter(logging.Formatter):
-    """Formats a record as one line of JSON, with the messages of exceptions if `messages` is
-    true."""
+    """Formats a log record as one line of JSON. If `messages` is true, the trace contains the
+    messages of exceptions."""
 
     def __init__(self, messages: bool = False) -> None:
         super().__init__()
@@ -69,15 +71,15 @@ def _as_json(line: dict[str, str]) -> str:
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    """Yield the exception and then its causes."""
+    """Yield the exception, its cause, the cause of that, and so on."""
     while error is not None:
         yield error
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
 
 
 class JsonLogger(Logger):  # type: ignore[misc]
-    """Writes all lines to stderr through one handler: gunicorn's own, this project's from level
-    `loglevel` on, and those of other packages from level warning on."""
+    """Writes all log lines to stderr through one handler: those of gunicorn, those of this project
+    from the level `loglevel` up, and those of other packages from the level warning up."""
 
     def setup(self, cfg: Any) -> None:
         super().setup(cfg)

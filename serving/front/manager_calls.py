@@ -1,4 +1,4 @@
-"""Calls the model manager, which loads and unloads models."""
+"""Sends requests to the model manager, the process that loads and unloads models."""
 
 import time
 from http import HTTPStatus
@@ -13,11 +13,12 @@ from serving.named_value import quoted
 from serving.repository.paths import is_nameable
 from serving.settings.table import Settings
 
-# the model manager takes 0.5 s to start, or several seconds on a busy machine
+# How long to wait for the model manager to start, which takes 0.5 s, or several seconds on a busy
+# machine.
 MANAGER_SECONDS = 10.0
-WANT_SECONDS = 2.0  # the manager says within a second whether it begins to load a model
+WANT_SECONDS = 2.0  # the manager says within one second whether it begins to load a model
 PAUSE = 0.05
-# what connecting to a Unix socket raises if nobody listens, or too many wait
+# what connecting to a Unix socket raises if no process listens, or if too many connections wait
 NOT_LISTENING = (BlockingIOError, ConnectionRefusedError, FileNotFoundError)
 
 
@@ -25,7 +26,7 @@ def ask_manager(
     settings: Settings, method: str, path: str, seconds: float, **fields: str
 ) -> JsonObject:
     """Send a request to the model manager, and return its reply. If the manager is just starting,
-    wait for it. Raise the error that it returns, or ModelNotReady."""
+    wait for it. Raise the error that it returns, or ModelNotReady if it does not answer."""
     try:
         return _exchange(settings, method, path, seconds, **fields)
     except OSError as err:
@@ -35,9 +36,9 @@ def ask_manager(
 
 
 def want_model(settings: Settings, name: str) -> None:
-    """Make the model manager begin to load a model. Do nothing if the manager does not answer,
-    because the caller asks again. Raise the error that says why the model is not loaded, or
-    TooLate."""
+    """Make the model manager begin to load a model. Ignore it if the manager does not answer,
+    because Registry calls this function again. Raise the error that says why the model cannot be
+    loaded, or TooLate."""
     if not is_nameable(name):
         raise ModelNotFound(f"Request for unknown model: {quoted(name)} is not the name of a model")
     seconds = seconds_left(WANT_SECONDS)
@@ -51,9 +52,9 @@ def _exchange(
     settings: Settings, method: str, path: str, seconds: float, **fields: str
 ) -> JsonObject:
     """Send a request to the model manager, and return its reply. Raise the error that it returns,
-    or OSError."""
-    # The manager does not read the body of a GET, and closing a socket with unread bytes resets the
-    # connection.
+    or OSError if it does not answer."""
+    # Send no body with a GET. The manager would not read it, and closing a socket with unread data
+    # resets the connection.
     body = orjson.dumps(fields) if fields else None
     end = time.monotonic() + min(seconds, MANAGER_SECONDS)
     while True:

@@ -1,6 +1,6 @@
-"""Counts requests in Prometheus' metrics, which monitoring.py writes out. Each worker keeps its
-counts in files in PROMETHEUS_MULTIPROC_DIR, which prometheus_client opens when they are first used
-after the fork. Without that variable, the counts are kept in memory."""
+"""Counts requests, for the metrics that monitoring.py returns. Each worker keeps its counts in
+files in PROMETHEUS_MULTIPROC_DIR. prometheus_client opens the files at their first use, which is
+after gunicorn's fork. Without that variable, the counts are kept in memory."""
 
 import threading
 from functools import cache, partial
@@ -11,8 +11,8 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from serving.front.incoming import Incoming
 
 OTHER = "(other)"
-# Maximum number of pairs of model and version that are counted separately. Further pairs are
-# counted as OTHER, because each series takes memory, and time in every scrape.
+# The maximum number of pairs of model and version that are counted separately, because each takes
+# memory, and time in every scrape. Further pairs are counted together as OTHER.
 MOST_MODELS = 100
 REQUEST_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 STAGE_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10)
@@ -20,7 +20,7 @@ SIZE_BUCKETS = tuple(float(4**power) for power in range(3, 16))  # from 64 bytes
 
 
 class Metrics:
-    """The metrics of this process. Safe to share between threads."""
+    """The metrics of this worker. Thread-safe."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -37,8 +37,8 @@ class Metrics:
         stages = histogram(
             "serve_stage_seconds", "Time by stage", ["model", "stage"], buckets=STAGE_BUCKETS
         )
-        # `labels` takes a third of the time of a count, so its results are cached. MOST_MODELS
-        # limits how many.
+        # Cache the results of `labels`, which would take a third of the time of counting a request.
+        # MOST_MODELS limits the size of the caches.
         self._requests = cache(requests.labels)
         self._seconds = cache(seconds.labels)
         self._stages = cache(stages.labels)

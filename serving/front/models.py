@@ -1,8 +1,9 @@
-"""The routes that list models and, in multi-model mode, load and unload them.
+"""Defines the routes that list models and, in multi-model mode, load and unload them by asking the
+model manager.
 
-In multi-model mode the platform reacts to a 404 by loading the model, and to a 507 by unloading
-others first, so no other error has these statuses. A model's name may contain slashes, plain or as
-%2F. The model manager does the loading and unloading.
+In multi-model mode, the platform reacts to a 404 by loading the model, and to a 507 by unloading
+other models first. So errors with another cause must not have these statuses. A model's name may
+contain slashes, plain or as %2F.
 """
 
 import base64
@@ -45,7 +46,7 @@ from serving.settings.table import ON_DEMAND
 
 PAGE = 100
 LARGEST_PAGE = 1000
-MANAGER_MARGIN = 5.0  # seconds; the manager times out before its caller does
+MANAGER_MARGIN = 5.0  # seconds by which callers of the manager wait longer than its time limit
 
 managing_routes = Blueprint("managing", __name__)
 naming_routes = Blueprint("naming", __name__)
@@ -54,8 +55,8 @@ example_routes = Blueprint("examples", __name__)
 
 
 def managed(view: Callable[..., Response]) -> Callable[..., Response]:
-    """Wrap a view: require the header in SERVE_MANAGEMENT_SECRET ("HEADER=VALUE"), and take a slot
-    for the request. The view raises Forbidden or Overloaded."""
+    """Wrap a view so that it requires the header in SERVE_MANAGEMENT_SECRET ("HEADER=VALUE"), and
+    takes a slot for the request. The view then may raise Forbidden or Overloaded."""
 
     @wraps(view)
     def guarded(**names: str) -> Response:
@@ -77,8 +78,8 @@ def managed(view: Callable[..., Response]) -> Callable[..., Response]:
 
 @contextmanager
 def _counted(counter: str) -> Iterator[None]:
-    """Count the route's result, which is "ok" or the code of an error, including refusals by
-    `managed`."""
+    """Count the result of the `with` block in the metric `counter`. The result is "ok" or the code
+    of an error."""
     results: Counter = getattr(services().metrics, counter)
     try:
         yield

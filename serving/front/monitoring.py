@@ -1,4 +1,5 @@
-"""Answers /ping and /metrics: whether the container works, and the metrics of all workers."""
+"""Checks for /ping whether the server works, and collects the metrics of all workers for
+/metrics."""
 
 import os
 from collections.abc import Iterable, Mapping
@@ -20,7 +21,7 @@ from serving.model_status.table import Models
 from serving.settings.table import ON_DEMAND
 
 MULTIPROCESS = "PROMETHEUS_MULTIPROC_DIR"
-# the manager's counters (Models.counts), and their descriptions in /metrics
+# maps the model manager's counters (Models.counts) to their descriptions in /metrics
 ON_DEMAND_COUNTS = {
     "loads": "Models loaded by a call",
     "unpack_seconds": "Seconds spent on fetching and unpacking them",
@@ -29,7 +30,7 @@ ON_DEMAND_COUNTS = {
     "eviction_seconds": "Seconds spent on that",
     "thrash": "Models loaded again within a minute of their eviction",
 }
-ANSWER_SECONDS = 1.7  # nginx waits 2 s for /ping, as SageMaker does
+ANSWER_SECONDS = 1.7  # the time limit of /ping, for which nginx and SageMaker wait 2 s
 
 
 class Monitoring:
@@ -40,14 +41,14 @@ class Monitoring:
         self.status_file = status_file
 
     def check(self) -> None:
-        """Raise TritonUnavailable, or the error that says why a model is not ready. Never wait
-        long."""
+        """Raise TritonUnavailable if Triton is not live, or else the error of a model that is not
+        ready. Wait for ANSWER_SECONDS at most."""
         self.check_live()
         if error := self.registry.table.look().unready():
             raise error
 
     def check_live(self) -> None:
-        """Raise TritonUnavailable if Triton is not live. Never wait long."""
+        """Raise TritonUnavailable if Triton is not live. Wait for ANSWER_SECONDS at most."""
         try:
             is_live = self.registry.gateway.is_live(Deadline.after(ANSWER_SECONDS))
         except (TritonTimeout, TooLate) as err:
@@ -58,8 +59,8 @@ class Monitoring:
             raise TritonUnavailable("tritonserver answers but is not live")
 
     def check_model(self, name: str, version: str | None = None) -> None:
-        """Raise TritonUnavailable, or the error that says why the model is not ready. Never wait
-        long."""
+        """Raise TritonUnavailable if Triton is not live, or else the error that says why the model
+        is not ready. Wait for ANSWER_SECONDS at most."""
         self.check_live()
         self.registry.check(name, version)
 
@@ -73,8 +74,9 @@ class Monitoring:
         return f"tritonserver is {process.state} (start {process.starts}{last})"
 
     def scrape(self, ours: CollectorRegistry, in_flight: int) -> bytes:
-        """Return the metrics in Prometheus' text format: our own, summed over all of gunicorn's
-        workers, then Triton's if it answers."""
+        """Return the metrics in Prometheus' text format. First come this project's metrics, summed
+        over all of gunicorn's workers, then those of Triton, if Triton answers. `ours` are the
+        metrics of this worker alone."""
         try:
             triton = self.registry.gateway.metrics()
             is_up = True

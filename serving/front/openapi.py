@@ -1,7 +1,7 @@
-"""GET /openapi.json, and the routes for the page on which models can be tried (page/, which nginx
-serves).
+"""Defines the route /openapi.json, and the routes that the web page for trying the models uses.
+(nginx serves the page itself, which is in page/.)
 
-The document is generated from the code alone, so it does not depend on the models that are served.
+The document is generated from the code, so it does not depend on the models that are served.
 """
 
 import base64
@@ -48,13 +48,13 @@ TEXT: JsonObject = {"type": "string"}
 FILE: JsonObject = {"type": "string", "format": "binary", "minLength": 1}
 SOME_TEXT: JsonObject = {"type": "string", "minLength": 1}
 OBJECT: JsonObject = {"type": "object"}
-# the shapes of a body of /invocations besides Instances
+# the shapes that the body of a request to /invocations may have, besides Instances
 SHAPES = (Inputs, DataframeRecords, DataframeSplit, Payload, Tensors, Flat)
 APIS = {shown_path(rule): body for rule, body in BODIES.items()}
 # the bodies of routes that accept only one shape
 JSON_BODIES: dict[str, type] = {**APIS, "/models": Load, INDEX: RepositoryIndex}
 OPERATIONS = ("/ping", "/metrics", "/execution-parameters")
-OPENAI_FORM = "OpenAI"  # the prefix of the names of responses in OpenAI's format
+OPENAI_FORM = "OpenAI"  # the names of responses in OpenAI's format begin with this
 SWAGGER_UI = ("swagger-ui.css", "swagger-ui-bundle.js")
 
 openapi_routes = Blueprint("openapi", __name__)
@@ -99,7 +99,7 @@ def _codes() -> dict[str, list[str]]:
 
 
 def _error_responses(codes: Mapping[str, Sequence[str]]) -> JsonObject:
-    """Return the responses for each status, in our format and in OpenAI's."""
+    """Return the error responses, one for each status, in this project's format and in OpenAI's."""
     responses = {}
     for form in ("", OPENAI_FORM):
         content = _json(_reference(f"schemas/{form}Error"))
@@ -197,7 +197,7 @@ def _examples(clients: JsonObject) -> JsonObject:
     for name, client in clients.items():
         data = getattr(client, "example", None)
         part = client.codec.part
-        if isinstance(data, bytes):  # other clients' examples depend on the model
+        if isinstance(data, bytes):  # otherwise the example depends on the model
             instance = {part: base64.b64encode(data).decode()} if part else data.decode()
             examples[name] = {"value": {"model_name": "NAME", "instances": [instance]}}
     return examples
@@ -209,7 +209,7 @@ def _reply(path: str, method: str) -> JsonObject:
     if path.startswith("/examples/"):
         return {"*/*": {"schema": {}}}
     if path in APIS or path == INDEX:
-        return _json({})  # some are lists
+        return _json({})  # any JSON, because some of these replies are lists
     stream: JsonObject = {EVENT_STREAM: {"schema": TEXT}}
     if path.endswith("/generate_stream"):
         return stream
@@ -218,12 +218,12 @@ def _reply(path: str, method: str) -> JsonObject:
 
 
 def _schemas(clients: JsonObject) -> dict[str, JsonObject]:
-    """Return the schemas of an error, of each shape of a JSON body, and of each client's
-    instances."""
+    """Return the schemas of errors, of each shape of a JSON body, and of the instances of each
+    client."""
     shapes = (*SHAPES, Instances, *dict.fromkeys(JSON_BODIES.values()))
     _, schemas = schema_components(shapes, ref_template="#/components/schemas/{name}")
     of_instances = schemas.pop("Instances")
-    # the object must have at least one input, besides the keys that are options
+    # a flat object must contain at least one key that is not an option, because it needs an input
     of_others = {"propertyNames": {"enum": [*schemas["Flat"]["properties"]]}}
     schemas["Flat"]["allOf"] = [{"not": of_others}]
     for schema in (*schemas.values(), of_instances):
@@ -233,8 +233,8 @@ def _schemas(clients: JsonObject) -> dict[str, JsonObject]:
     error = _object(message=TEXT, type=TEXT, code=TEXT)
     schemas[f"{OPENAI_FORM}Error"] = _object(error=error)
     for name, client in clients.items():
-        # No defaults, because a generated client would send all of them. A model may have other
-        # defaults, and a text's task accepts only some of the parameters.
+        # Leave out the defaults, because generated API clients would send all of them. But a model
+        # may have other defaults, and a text task accepts only some of the parameters.
         parameters = {
             parameter.name: parameter.schema() | {"description": parameter.help}
             for parameter in client.parameters
@@ -256,7 +256,7 @@ def _schemas(clients: JsonObject) -> dict[str, JsonObject]:
 
 
 def _object(**properties: JsonObject) -> JsonObject:
-    """Return the schema of an object that has all of the properties."""
+    """Return the schema of an object in which all of the properties are required."""
     return OBJECT | {"properties": properties, "required": [*properties]}
 
 
@@ -273,7 +273,7 @@ def example(name: str) -> Response:
     content = file.read_bytes() if file else served.example()
     kind = mimetypes.guess_type(called)[0] or "application/octet-stream"
     response = Response(content, mimetype=kind, headers={"X-Content-Type-Options": "nosniff"})
-    # a download, so that the browser never shows it as a page of this server
+    # make the browser download the file, so that it never shows it as a page of this server
     response.headers.set("Content-Disposition", "attachment", filename=called)
     return response
 

@@ -1,4 +1,5 @@
-"""The routes of other servers' APIs, whose clients work unchanged (SERVE_DOORS)."""
+"""Defines the routes of other servers' APIs, so that clients of those servers work unchanged
+(SERVE_DOORS)."""
 
 from collections.abc import Callable
 from functools import partial
@@ -23,8 +24,8 @@ from serving.front.services import services
 from serving.named_value import unknown
 from serving.request import PATH, Target
 
-# Each route, and the class of its body, which also creates the reply. The attribute `route` of
-# Custom-Attributes can name these routes.
+# Maps each route to the class of its body, which also creates the reply. These are the routes that
+# the attribute `route` in Custom-Attributes can name.
 BY_ATTRIBUTE: dict[str, type[ApiBody]] = {
     "/v1/embeddings": Embeddings,
     "/v1/rerank": Rerank,
@@ -35,16 +36,16 @@ BY_ATTRIBUTE: dict[str, type[ApiBody]] = {
     "/similarity": Similarity,
     "/pipeline": Pipeline,
 }
-# all routes; in some of them, the path names the model
+# all routes, including those whose path names the model
 BODIES = BY_ATTRIBUTE | {
-    # the base URL of TEI's clients for one model is /models/NAME
+    # TEI's clients use the base URL /models/NAME to call one model
     "/models/<path:name>/rerank": Rerank,
     "/models/<path:name>/embed": Embed,
     "/models/<path:name>/predict": Predict,
     "/models/<path:name>/similarity": Similarity,
     "/pipeline/<path:name>": Pipeline,
 }
-ROUTE = "route"  # the attribute that names a route for a body of /invocations
+ROUTE = "route"  # the attribute with which a request to /invocations can name a route
 PREDICT = "/v1/models/<path:name>:predict"
 OWNER = "triton-multi-model"
 
@@ -75,7 +76,7 @@ def other_api_routes(infer: Callable[[Callable[[Incoming], Body], Target], Respo
 
 
 class PlainName(PathConverter):
-    """A model's name. It contains no colon, because in KServe v1 `:predict` follows the name."""
+    """Matches a model's name without a colon, because in KServe v1 `:predict` follows the name."""
 
     regex = "[^/:][^:]*?"
 
@@ -90,8 +91,8 @@ def read_api(body: type[ApiBody], source: Incoming) -> ApiBody:
 
 
 def read_by_attribute(source: Incoming) -> ApiBody:
-    """Parse a body of /invocations as if it had been sent to the route that the attribute `route`
-    names. Raise InvalidRequest and others."""
+    """Parse the body of a request to /invocations as if it had been sent to the route that the
+    attribute `route` names. Raise InvalidRequest and others."""
     route = source.attributes[ROUTE]
     if route not in BY_ATTRIBUTE:
         raise InvalidRequest(f"Custom-Attributes: {unknown('route', route, BY_ATTRIBUTE)}")

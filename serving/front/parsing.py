@@ -1,4 +1,4 @@
-"""Parses what Flask received into the body and the Request."""
+"""Parses the request that Flask received into a body and a Request."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -15,8 +15,8 @@ from serving.request import PATH, RESERVED, Request, Target
 
 
 def read_request(source: Incoming, body: Body, route: Target) -> Request:
-    """Return the Request. `route` is the model that the path or the header Target-Model names.
-    Raise InvalidRequest."""
+    """Return the Request for what Flask received. `route` is the model that the path or the header
+    Target-Model names. Raise InvalidRequest."""
     app = services()
     accept = source.header("Accept")
     query: Mapping[str, str] = {}
@@ -43,8 +43,12 @@ def _target(
     attributes: Mapping[str, str], query: Mapping[str, str], body: Body, route: Target
 ) -> Target:
     """Return the model and version that the request names. A model in the path overrides all other
-    names. Raise InvalidRequest if two parts disagree otherwise, and always if their versions do. A
-    line of a batch body that disagrees gets its own error line instead (lines.py)."""
+    names. Otherwise, raise InvalidRequest if two parts of the request name different models. In any
+    case, raise it if they name different versions.
+
+    In a body of lines, a line that disagrees is answered with an error line instead
+    (bodies/lines.py).
+    """
     others = []
     if attributes:
         others.append(Target.within("the header Custom-Attributes", attributes))
@@ -56,7 +60,7 @@ def _target(
         in_body = replace(in_body, name=None)
     targets = [route, *others]
     if isinstance(body, JsonLines):
-        # the first line counts only for what nothing else names
+        # the first line may only name a model or version that no other part of the request names
         in_body = in_body.without(Target.agreed(targets, route.source))
     target = Target.agreed([*targets, in_body], route.source)
     if target.name is None and "model" in query:

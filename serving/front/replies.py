@@ -1,6 +1,6 @@
-"""Creates JSON replies and replies to failed requests. Errors have the format {"error", "code",
-"request_id"}; below /v1 they have OpenAI's, except on KServe v1's routes, which share that
-prefix."""
+"""Creates JSON replies, and replies to failed requests. Errors have the format {"error", "code",
+"request_id"}. On routes below /v1 they have OpenAI's format, except on those of KServe v1, which
+have the same prefix."""
 
 import logging
 import re
@@ -28,25 +28,26 @@ from serving.front.services import services
 
 log = logging.getLogger(__name__)
 FOR_THE_MANAGER = "examples.answer_example"
-# errors of these paths have OpenAI's format
+# errors on these paths have OpenAI's format
 OPENAI = re.compile(r"/v1/(?!models/.*:predict$)")
 
 
 def public_routes() -> Iterator[tuple[str, Rule]]:
-    """Yield each route that callers may use: its path as in /openapi.json, and its rule."""
+    """Yield each route that callers may use, as a pair of its path, written as in /openapi.json,
+    and its rule."""
     for rule in current_app.url_map.iter_rules():
         if not rule.rule.startswith("/docs/") and rule.endpoint != FOR_THE_MANAGER:
             yield shown_path(rule.rule), rule
 
 
 def shown_path(rule: str) -> str:
-    """Return the path of a rule in the notation of /openapi.json."""
+    """Convert the path of a rule to the notation of /openapi.json: <name> becomes {name}."""
     return re.sub(r"<(?:\w+:)?(\w+)>", r"{\1}", rule)
 
 
 def json_reply(value: Any, status: int = HTTPStatus.OK) -> Response:
-    """Return the value as a JSON response. Tuples of our own classes, which orjson does not know,
-    are written as lists."""
+    """Return the value as a JSON response. Subclasses of tuple, which orjson does not support, are
+    written as lists."""
     return Response(orjson.dumps(value, default=list), status=status, mimetype="application/json")
 
 

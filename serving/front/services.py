@@ -1,4 +1,4 @@
-"""The objects that the routes of the Flask app share, created once per app."""
+"""Creates the objects that all routes of the Flask app share."""
 
 import ctypes
 import gc
@@ -21,16 +21,17 @@ from serving.model_status.shared_files import TOTAL, Table
 from serving.settings.table import ON_DEMAND, Settings
 from serving.triton.gateway import TritonGateway
 
-# The inputs of all workers may take an eighth of /dev/shm, but at most MOST_SHARED_MEMORY bytes.
-# Triton's Python backends need the rest.
+# The workers may use 1 / SHARED_MEMORY_PART of /dev/shm for inputs, but at most MOST_SHARED_MEMORY
+# bytes in total. Triton's Python backends need the rest.
 SHARED_MEMORY_PART = 8
 MOST_SHARED_MEMORY = 256 * 2**20
 IDLE_SECONDS = 2.0  # a worker is idle if no request has begun or ended for this long
-MUCH = 2**28  # bytes freed by requests, after which a busy worker returns them to the system
+# When requests have freed this many bytes, even a busy worker returns freed memory to the system.
+MUCH = 2**28
 
 
 class Services:
-    """The objects that the routes use, created once per app."""
+    """The objects that the routes share. They are created once per app."""
 
     def __init__(self, settings: Settings, shared_memory: str) -> None:
         self.settings = settings
@@ -44,7 +45,7 @@ class Services:
             shared_limit=shared_limit // settings.all_workers,
         )
         is_served = settings.run_dir.is_absolute()
-        # without `serve` there is no run folder to share
+        # if the app runs without `serve`, there is no run folder with a file of leases
         leases = settings.leases_file if is_served else None
         self.admission = Admission(
             limit=settings.max_concurrency,
@@ -73,10 +74,13 @@ class Services:
         return self.monitoring.scrape(self.metrics.registry, self.admission.leases.requests(TOTAL))
 
     def trim_memory(self) -> None:
-        """Run in a thread: return freed memory to the system when the worker has been idle for a
-        while or has freed a lot. Until then the worker keeps the memory for the next request,
-        because page faults took two fifths of its time with images. After photos of 12 megapixels
-        from 16 callers, two idle workers hold 120 MB; without this, 390 MB."""
+        """Return freed memory to the system, whenever the worker has been idle for a while or has
+        freed a lot of memory. Runs in a separate thread and never ends.
+
+        Until then, the worker keeps the memory for the next request, because page faults took two
+        fifths of its time with images. After 16 callers have sent photos of 12 megapixels, two idle
+        workers hold 120 MB with this method, and 390 MB without it.
+        """
         libc = ctypes.CDLL(None)
         trimmed = 0.0
         returned = 0
@@ -87,7 +91,7 @@ class Services:
             is_idle = active > trimmed and time.monotonic() - active > IDLE_SECONDS
             if is_idle:
                 self.gateway.shared_memory.trim()
-                gc.collect()  # not while requests are answered: they would wait for it
+                gc.collect()  # only when idle, because requests would have to wait for it
                 trimmed = active
             if is_idle or freed - returned > MUCH:
                 libc.malloc_trim(0)
@@ -95,5 +99,5 @@ class Services:
 
 
 def services() -> Services:
-    """Return the shared objects of the running app."""
+    """Return the shared objects of the current Flask app."""
     return flask.current_app.extensions["serving"]  # type: ignore[no-any-return]

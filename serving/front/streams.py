@@ -1,4 +1,4 @@
-"""Writes replies piece by piece: streams, which are never buffered, and large replies. If a caller
+"""Sends replies piece by piece: streams, which are never buffered, and large replies. If a caller
 disconnects, its stream is cancelled in Triton."""
 
 import logging
@@ -22,14 +22,14 @@ from serving.request_memory import reserve
 from serving.triton.connection import BackendDied
 
 log = logging.getLogger(__name__)
-CALLER_LEFT = 499  # nginx's status for a caller that has disconnected: nobody reads this reply
-PIECE = 2**20  # bytes of an event, or of a large reply, that are written at once
-KEPT = 2**21  # bytes of a reply that nginx buffers for a slow reader (nginx.conf)
-# The caller must read each piece within this time. Otherwise it could hold its slot forever.
+CALLER_LEFT = 499  # nginx's status for a request whose caller has disconnected
+PIECE = 2**20  # bytes of an event, or of a large reply, that are written at a time
+KEPT = 2**21  # bytes of a reply that nginx buffers for a slow caller (nginx.conf)
+# Seconds in which a caller must read each piece. Without a limit, it could hold its slot forever.
 WRITE_SECONDS = 10.0
 # X-Accel-Buffering tells nginx not to buffer the reply
 HEADERS = {"X-Accel-Buffering": "no", "Cache-Control": "no-cache"}
-# For each media type of a stream: the formats of a response and of an error.
+# Maps the media type of a stream to the formats of a response and of an error.
 FORMATS = {
     EVENT_STREAM: (b"data: %b\n\n", b"event: error\ndata: %b\n\n"),
     JSON_LINES: (b"%b\n", b"%b\n"),
@@ -38,8 +38,8 @@ FORMATS = {
 
 def stream_reply(source: Incoming, job: Job) -> Response:
     """Wait for the first response, and return a stream that begins with it. If the model fails
-    before that, return its error as the only event, with the error's status. Raise any other
-    ServingError."""
+    before its first response, return the error as the only event, with the error's status. Raise
+    any other ServingError."""
     app = services()
     connection = source.environ.get("gunicorn.socket")
     report = partial(app.registry.report, job.served, began=monotonic())
@@ -72,20 +72,22 @@ def stream_reply(source: Incoming, job: Job) -> Response:
 
 
 def response_of(source: Incoming, reply: Reply) -> Response:
-    """Return the response for a reply in one piece. If it is too large for nginx to buffer, a slow
-    reader holds the slot, and is cut off like the reader of a stream."""
+    """Return the Flask response for a reply in one piece. If the reply is too large for nginx to
+    buffer, it keeps its slot until the caller has read it, and a caller that reads too slowly is
+    cut off."""
     connection = source.environ.get("gunicorn.socket")
     length = len(reply.content)
     if connection is None or length <= KEPT:
         return Response(reply.content, content_type=reply.content_type, headers=dict(reply.headers))
-    # nginx reads the next piece only after it has passed on everything that it has buffered
+    # The caller gets the time for all pieces that nginx buffers, because nginx reads the next piece
+    # only after it has passed on everything in its buffer.
     connection.settimeout(WRITE_SECONDS * (1 + KEPT // PIECE))
     headers = {**reply.headers, "Content-Length": str(length)}
     return Ending(_all_pieces(reply.content), content_type=reply.content_type, headers=headers)
 
 
 def _all_pieces(content: bytes) -> Iterator[bytes]:
-    """Yield the pieces of a reply until the request has no time left."""
+    """Yield the pieces of a large reply. Stop when the request has no time left."""
     try:
         yield from _pieces(content)
     except TooLate:
@@ -99,8 +101,8 @@ def _pieces(content: bytes) -> Iterator[bytes]:
 
 
 class Ending(Response):
-    """A response in pieces. It closes itself, once, after its last piece: its slot must be free
-    before the caller sees that the stream has ended."""
+    """A response that is sent in pieces. It closes itself, once, after its last piece, so that its
+    slot is free before the caller sees that the response has ended."""
 
     has_ended = False
 
@@ -115,8 +117,9 @@ class Ending(Response):
 
 
 def _first_line(job: Job, results: Iterator[Any]) -> tuple[list[bytes], str]:
-    """Wait for the first response. Return its line and the model version that gave it, or nothing
-    if the model gives no response. Raise a ServingError."""
+    """Wait for the first response. Return a list with its line, and the version of the model that
+    answered. If the model ends the stream without a response, return an empty list and "". Raise a
+    ServingError."""
     for result in results:
         return [job.line(result)], result.version
     return [], ""
@@ -125,7 +128,8 @@ def _first_line(job: Job, results: Iterator[Any]) -> tuple[list[bytes], str]:
 def _events(
     job: Job, run: Run, lines: Iterator[bytes], report: Callable[[BackendDied], ServingError]
 ) -> Iterator[bytes]:
-    """Yield an event for each line, in pieces. An error becomes the last event."""
+    """Yield the pieces of an event for each line. If an error occurs, yield it as the last
+    event."""
     event, error_event = FORMATS[job.request.stream]
     try:
         for line in lines:
@@ -143,8 +147,8 @@ def _event(event: bytes) -> Iterator[bytes]:
 def _last_error(
     request_id: str, error: Exception, report: Callable[[BackendDied], ServingError]
 ) -> bytes:
-    """Return the JSON of the last event. The Flask request has ended, so the log line gets its id
-    here."""
+    """Log the error that ends a stream, and return its JSON, which is the last event. Flask's
+    request has already ended, so its id is added to the log line here."""
     about = {"request_id": request_id}
     if isinstance(error, BackendDied):
         error = report(error)
