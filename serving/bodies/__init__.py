@@ -1,2 +1,2 @@
-"""The bodies that callers send. Each kind has a class, which creates Triton's inputs and the
-reply."""
+"""Parses the bodies that callers send. Each kind of body has a class that creates the inputs for
+Triton, and the reply."""

@@ -1,5 +1,5 @@
-"""Reads JSON without our keys: lists and strings, as SDKs send them, and data frames, as MLflow's
-clients send them."""
+"""Reads JSON that has none of this project's keys: lists and strings, as SDKs send them, and data
+frames, as MLflow's clients send them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ from serving.request_memory import KEY, OBJECT, reserve
 
 @dataclass(frozen=True)
 class BareBody:
-    """A list or a string, from a body of `length` bytes."""
+    """A body that is a JSON list or string. `length` is its size in bytes."""
 
     value: list[Any] | str
     length: int
@@ -36,15 +36,16 @@ class BareBody:
         codec = served.require_client().codec
         values = [self.value] if isinstance(self.value, str) else self.value
         if codec is ROW and values and not isinstance(values[0], list | dict):
-            values = [values]  # the cells of one row
+            values = [values]  # the list contains the cells of a single row
         return Instances(items_of(values, "body", codec.part)).bind(served, request)
 
 
 def tensors_of(
     served: ServedModel, value: Any, length: int, parameters: JsonObject | None = None
 ) -> TensorBody:
-    """Convert nested lists to the tensor of the model's only input, or an object {input: nested
-    lists} to several tensors. The body has `length` bytes. Raise InvalidRequest."""
+    """Convert a JSON value to tensors for a model without a client. Nested lists become the model's
+    only input, and an object {input: nested lists} becomes several inputs. The body has `length`
+    bytes. Raise InvalidRequest."""
     model = served.model
     specs = {spec.name: spec for spec in model.inputs}
     if not isinstance(value, Mapping):
@@ -60,8 +61,8 @@ def tensors_of(
 
 
 def _input(spec: TensorSpec, data: Any, is_batched: bool) -> schemas.Input:
-    """Convert nested lists to a tensor of the same shape, or to one row if they lack the batch
-    dimension."""
+    """Convert nested lists to a tensor of the same shape. If the lists have one level less than a
+    batch, they become a batch of one row."""
     shape: list[int] = []
     values = [data]
     while list in (types := types_of(values)):
@@ -81,8 +82,9 @@ def _input(spec: TensorSpec, data: Any, is_batched: bool) -> schemas.Input:
 
 
 def rows_of(frame: schemas.Frame, field: str) -> list[Item]:
-    """Return the rows of a data frame: objects whose keys are the columns, or lists if the columns
-    are only numbered. Raise InvalidRequest, DecodingError or PayloadTooLarge."""
+    """Return the rows of a data frame as instances. A row becomes an object whose keys are the
+    columns, or a list if the columns have only numbers. Raise InvalidRequest, DecodingError or
+    PayloadTooLarge."""
     columns = list(map(str, frame.columns))
     for number, row in enumerate(in_time(frame.data)):
         if len(row) != len(columns):

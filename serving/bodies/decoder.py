@@ -1,4 +1,4 @@
-"""Decodes instances of a limited number of requests at a time."""
+"""Decodes instances, and limits how many requests do so at a time."""
 
 import threading
 from collections import defaultdict
@@ -19,20 +19,25 @@ from serving.codecs.image import most_memory
 from serving.errors import DecodingError
 
 LONGEST_WAIT = 60.0  # seconds between two checks of the deadline
-LARGE = 2**24  # images are large if decoding a batch takes more bytes: 2 megapixels take this many
-LONG = 2**13  # texts are long if a batch has more characters: 8,192 hash signs take 40 ms
+# Images count as large if decoding a batch of them takes more bytes than this, which are enough for
+# 2 megapixels.
+LARGE = 2**24
+# Texts count as long if a batch of them has more characters than this. The tokenizer takes 40 ms
+# for 8,192 hash signs.
+LONG = 2**13
 
 
 @dataclass(frozen=True)
 class Item:
-    """One instance as received: raw bytes or a JSON value, and the field that contained it."""
+    """An instance as the caller sent it: raw bytes or a JSON value, and the field that contained
+    it."""
 
     field: str
     raw: bytes | None = None
     value: Any = None
 
     def open(self, client: ModelClient, limits: Limits) -> Any:
-        """Check the instance without decoding it. Return what `load` decodes. Raise
+        """Check the instance without decoding it. Return the object that `load` decodes. Raise
         DecodingError."""
         if self.raw is not None:
             return client.codec.open(self.raw, limits)
@@ -40,7 +45,8 @@ class Item:
         return client.codec.open_json(self.value, limits)
 
     def load(self, codec: Codec, opened: Any, index: int) -> Any:
-        """Decode an opened instance. Raise DecodingError with its place in the request."""
+        """Decode the opened instance. Raise a DecodingError that contains `index`, the position of
+        the instance in the request."""
         try:
             return codec.load(opened)
         except DecodingError as err:
@@ -48,7 +54,7 @@ class Item:
             raise self.placed(err, index, part) from err
 
     def placed(self, error: DecodingError, index: int, part: str = "") -> DecodingError:
-        """Return the error with the instance's place in the request."""
+        """Return `error` with the position of the instance in the request added to it."""
         names = (self.field, error.field or part)
         return error.at(index, ".".join(filter(None, names)))
 
@@ -56,8 +62,8 @@ class Item:
 @dataclass(frozen=True)
 class Opened:
     """Items that have been opened and will be decoded together. `index` is the position of the
-    first one in the request. `mistake` is the error in the next item, if that item could not be
-    opened. `memory` is how many bytes decoding the items takes."""
+    first one in the request. If the item after the last one could not be opened, `mistake` is the
+    error. `memory` is how many bytes decoding the items takes."""
 
     index: int
     items: Sequence[Item]
@@ -67,11 +73,12 @@ class Opened:
 
 
 class Decoder:
-    """Lets at most `turns` requests decode and preprocess at a time, for each kind of instance.
-    Images are decoded in a pool of `threads` threads.
+    """Decodes instances. Images are decoded in a pool of `threads` threads.
 
-    Other requests wait for their turn, because they would only contend for the GIL. Texts do not
-    wait for images, and small images and short texts do not wait for large and long ones.
+    At most `turns` requests decode and preprocess instances at a time. The others wait, because
+    they would only contend for the GIL. This limit applies separately to each kind of instance, and
+    to large images and long texts. So texts do not wait for images, small images do not wait for
+    large ones, and short texts do not wait for long ones.
     """
 
     def __init__(self, limits: Limits, turns: int = 1, threads: int = 1) -> None:
@@ -79,13 +86,13 @@ class Decoder:
         self._turns: dict[tuple[str, bool], threading.BoundedSemaphore] = defaultdict(
             lambda: threading.BoundedSemaphore(turns)
         )
-        # the threads start at the first use, which is after gunicorn's fork
+        # the pool starts its threads at the first use, which is after gunicorn's fork
         self._threads = ThreadPoolExecutor(threads, "decode")
 
     @contextmanager
     def turn(self, kind: str, is_large: bool, deadline: Deadline) -> Iterator[None]:
-        """Wait for a turn to decode instances of one `kind`. Raise TooLate if the deadline passes
-        first."""
+        """Wait until this request may decode instances of this `kind`, which it may do inside the
+        `with` block. Raise TooLate if the deadline passes first."""
         turn = self._turns[kind, is_large]
         while not turn.acquire(timeout=deadline.left(LONGEST_WAIT)):
             pass
@@ -95,40 +102,40 @@ class Decoder:
             turn.release()
 
     def decode(self, client: ModelClient, opened: Opened) -> list[Any]:
-        """Decode the opened items. Raise the error in the first item that is wrong."""
+        """Decode the opened items. Raise the error of the first item that is wrong."""
         codec = client.codec
         loading = zip(opened.items, opened.values, strict=False)
         loads = [
             partial(item.load, codec, value, index)
             for index, (item, value) in enumerate(loading, opened.index)
         ]
-        # images; other kinds take hardly any memory
+        # only images take memory according to their codecs
         large = [value for value in opened.values if codec.memory(value) > 0]
         if len(large) > 1:
-            # the context contains the request's time limits (budget.check_time)
+            # copy the context, because it contains the request's time limits (budget.check_time)
             futures = [self._threads.submit(copy_context().run, _timed, load) for load in loads]
             # wait even after an error, because the other threads hold memory until they end
             wait(futures)
             try:
                 decoded = list(map(Future.result, futures))
             finally:
-                # an error's traceback holds this frame, whose futures hold the error: clear them to
-                # break the reference cycle
+                # An error's traceback refers to this frame, whose futures refer to the error. Break
+                # this reference cycle.
                 futures.clear()
             instances = [instance for instance, _ in decoded]
             count_time(sum(seconds for _, seconds in decoded))
         else:
             instances = [load() for load in loads]
         if opened.mistake:
-            # raise a copy: the original's traceback would hold this frame, which holds the original
-            # (a reference cycle)
+            # Raise a copy. The traceback of the original would refer to this frame, which refers to
+            # the original: a reference cycle.
             raise copy(opened.mistake)
         return instances
 
     def open(self, client: ModelClient, index: int, items: Sequence[Item]) -> Opened:
-        """Open the first items: at least one, and as many as together take no more memory than the
-        largest allowed image, because a small body can contain many large images. `index` is the
-        position of the first item in the request."""
+        """Open the first of the items: as many as can be decoded in the memory that the largest
+        allowed image takes, but at least one. The limit is necessary because a small body can
+        contain many large images. `index` is the position of the first item in the request."""
         values: list[Any] = []
         memory = 0
         most = most_memory(self.limits.max_image_pixels)
@@ -148,6 +155,7 @@ class Decoder:
 
 
 def _timed(load: Callable[[], Any]) -> tuple[Any, float]:
-    """Load an instance. Return it, and the processor time in seconds that this took."""
+    """Call `load`, which decodes an instance. Return the instance, and how many seconds of
+    processor time that took."""
     began = thread_time()
     return load(), thread_time() - began

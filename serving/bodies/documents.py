@@ -2,12 +2,12 @@
 Triton's generate extension.
 
 In flat JSON, such as {"text_input": "…", "max_tokens": 8}, a key that is not the name of an input
-is a parameter. If the model has a client, such an object is an instance, {"text": "…"}, or contains
-instances in the format of Hugging Face's toolkit: {"inputs": "…"}.
+is a parameter. If the model has a client, a flat object can also be an instance, such as
+{"text": "…"}, or contain instances in the format of Hugging Face's toolkit: {"inputs": "…"}.
 
-A body is parsed only once, except for large bodies that simdjson cannot read. (A body without a
-media type that is read as a text is also parsed once to see whether it is JSON: instances.py.) Each
-JSON library has its own purpose:
+A body is parsed only once, except for large bodies that simdjson cannot read, and texts without a
+media type, which are also parsed to see whether they are JSON (instances.py). Each JSON library has
+its own purpose:
 
 - msgspec reads all bodies except large tensors. It checks each shape against a Struct, which is
   also in /openapi.json, and its errors say where the mistake is.
@@ -52,10 +52,11 @@ from serving.request_memory import json_numbers
 from serving.sessions import SEQUENCE_END
 from serving.triton.tensors import InferReply, Tensor
 
-# the keys of a KServe tensor: an object with none of them is an instance
+# the keys of a KServe tensor; an object with none of them is an instance
 INPUT_KEYS = {"name", "shape", "datatype", "data"}
-MOST_KEYS = 32  # keys of a document of tensors, and of each tensor: KServe defines 4 and 5
-# bytes of JSON from which simdjson is faster, because it creates no Python object per number
+MOST_KEYS = 32  # keys of a document of tensors, and of each tensor; KServe defines 4 and 5
+# For JSON of this many bytes or more, simdjson is faster, because it does not create a Python
+# object for each number.
 LARGE = 2 * 1024
 # keys of a flat object that are options of the request, not fields of its instance
 NO_FIELDS = {*RESERVED, "parameters"}
@@ -67,9 +68,10 @@ SHAPES = (
 
 @dataclass(frozen=True)
 class FlatBody:
-    """A flat JSON object. The answer can always be a stream. It can be a reply in one piece only if
-    the body `generates` (the route is …/generate, or SAGEMAKER_TRITON_INFERENCE_TYPE says so).
-    `stream` is the media type of the stream if the answer must be one."""
+    """A flat JSON object. It can always be answered with a stream. It can be answered with a reply
+    in one piece only if `generates` is true, which means that the route is …/generate or that
+    SAGEMAKER_TRITON_INFERENCE_TYPE requests it. If the answer must be a stream, `stream` is its
+    media type."""
 
     document: JsonObject
     generates: bool = False
@@ -98,10 +100,13 @@ class FlatBody:
         return FlatJob(served, request, self)
 
     def instances(self, served: ServedModel) -> Instances | None:
-        """Return the object as Instances for the model's client: it is one instance (for a model of
-        tables, any object is), or {"inputs": …, "parameters": {…}} in the format of Hugging Face's
-        toolkit. Return None if it is neither, if the model has no client, or if the body
-        `generates` and the object names an input of the model. Raise InvalidRequest."""
+        """Return the object as Instances for the model's client. It may be an instance itself, as
+        any object is for a model of tables. Or it may have the format of Hugging Face's toolkit,
+        {"inputs": …, "parameters": {…}}.
+
+        Return None if it is neither, if the model has no client, or if the body `generates` and the
+        object names an input of the model. Raise InvalidRequest.
+        """
         client = served.client
         names = {spec.name for spec in served.model.inputs}
         names_an_input = not names.isdisjoint(self.document)
@@ -117,11 +122,11 @@ class FlatBody:
 
 
 class FlatJob(Job):
-    """One call, answered by any number of responses. A reply in one piece requires exactly one
-    response, as in Triton's generate."""
+    """Calls the model with a flat object. The model may return any number of responses. If the
+    reply is in one piece, there must be exactly one response, as in Triton's generate."""
 
     def __init__(self, served: ServedModel, request: Request, body: FlatBody) -> None:
-        """Raise InvalidRequest if the object can only be answered with a stream, and none was
+        """Raise InvalidRequest if the object can be answered only with a stream, and no stream was
         requested."""
         self.document = body.document
         self.parameters = body.flat.parameters or {}
@@ -137,8 +142,8 @@ class FlatJob(Job):
             raise InvalidRequest(text)
 
     def prepare(self, before: Step | None = None) -> Step:
-        """Return the job's only step. Each input is a value or a list, and becomes one row, as in
-        Triton's generate."""
+        """Return the job's only step. The value of each input, which may be a list, becomes one
+        row, as in Triton's generate."""
         model = self.served.model
         reserved = NO_FIELDS | {"id"}
         if self.session:
@@ -160,7 +165,8 @@ class FlatJob(Job):
         return Step(inputs, request_parameters(self, parameters | self.parameters))
 
     def _input(self, spec: TensorSpec, value: Any) -> Tensor:
-        """Return an input of the declared shape if the values fit it, else a flat list."""
+        """Return the input as a tensor. It gets the shape that the model declares if the values fit
+        that, and is a flat list otherwise."""
         try:
             flat = flat_array(spec.datatype, value)
         except InvalidRequest as err:
@@ -180,8 +186,8 @@ class FlatJob(Job):
         return Reply(self.line(responses[0]), version=responses[0].version)
 
     def line(self, result: InferReply) -> bytes:
-        """Return the reply in the format of Triton's generate: a value or a flat list for each
-        output, with sorted keys."""
+        """Return the JSON of a response in the format of Triton's generate. Each output is a value
+        or a flat list, and the keys are sorted."""
         fields: JsonObject = {}
         with reserve_json(result.outputs, self.request.budget):
             for tensor in result.outputs:
@@ -207,8 +213,8 @@ Shape = Instances | TensorBody | FlatBody
 
 
 def read_object(data: bytes, generates: bool = False, stream: str = "") -> Shape:
-    """Parse a JSON object, and return the body of its kind. `generates` and `stream` are passed on
-    to a FlatBody. Raise InvalidRequest or PayloadTooLarge."""
+    """Parse a JSON object, and return the kind of body that it represents. `generates` and `stream`
+    are passed on to a FlatBody. Raise InvalidRequest or PayloadTooLarge."""
     if tensors := _large_tensors(data):
         return TensorBody(tensors, len(data))
     hint = f"; send JSON of one of the shapes {SHAPES}"
@@ -219,7 +225,8 @@ def read_object(data: bytes, generates: bool = False, stream: str = "") -> Shape
 def read_shape(
     document: JsonObject, length: int, generates: bool = False, stream: str = ""
 ) -> Shape:
-    """Return the body that an object of `length` bytes represents. Raise InvalidRequest."""
+    """Return the kind of body that a parsed object of `length` bytes represents. Raise
+    InvalidRequest."""
     if _are_tensors(document.get("inputs")):
         return TensorBody(_tensors(document), length)
     for key in KEYS:
@@ -229,9 +236,9 @@ def read_shape(
 
 
 def _are_tensors(inputs: Any) -> bool:
-    """Return whether `inputs` is a list of KServe's tensors. An empty list and a list with {} count
-    as such, so that their errors mention the fields of a tensor. Other values of `inputs` are an
-    instance or a list of instances, or belong to an input called "inputs" of a flat body."""
+    """Return whether `inputs` is a list of KServe's tensors. An empty list and a list of {} count
+    as such, so that their errors mention the fields of a tensor. Any other value is an instance, a
+    list of instances, or the value of an input called "inputs" in a flat body."""
     return isinstance(inputs, list) and all(map(_is_tensor, inputs))
 
 
@@ -246,8 +253,8 @@ def _payload(payload: Any, field: str) -> list[Item]:
     return [Item(field, value=payload)]
 
 
-# For each key with instances: the shape of the object, and the function that turns the key's value
-# into instances.
+# Maps each key that contains instances to the shape of the object, and to the function that
+# converts the key's value to instances.
 INSTANCES: dict[str, tuple[type[schemas.ForClient], Callable[[Any, str], list[Item]]]] = {
     "instances": (schemas.Instances, items_of),
     "payload": (schemas.Payload, _payload),
@@ -255,16 +262,16 @@ INSTANCES: dict[str, tuple[type[schemas.ForClient], Callable[[Any, str], list[It
     "dataframe_records": (schemas.DataframeRecords, items_of),
     "inputs": (schemas.Inputs, items_of),
 }
-# keys by which an object is recognized as one of our shapes
+# An object with one of these keys is a whole body rather than a single instance.
 WHOLE_BODY = INSTANCES.keys()
-# The keys that decide how an object without tensors is read, in order of precedence. The type of
-# the one that is found rejects the others.
+# If an object contains no tensors, the first of these keys that it has determines its shape. The
+# shape does not allow the other keys.
 KEYS = ("instances", "payload", "dataframe_split", "dataframe_records")
 
 
 def read_instances(document: JsonObject, key: str) -> Instances:
-    """Read an object with instances under a key of INSTANCES. Raise InvalidRequest, DecodingError
-    or PayloadTooLarge."""
+    """Read an object that contains instances under `key`, one of the keys of INSTANCES. Raise
+    InvalidRequest, DecodingError or PayloadTooLarge."""
     shape, make_items = INSTANCES[key]
     body = read(shape, document)
     items = make_items(getattr(body, key), key)
@@ -274,7 +281,8 @@ def read_instances(document: JsonObject, key: str) -> Instances:
 def read_binary(
     header_length: str, source: str, data: bytes, is_kserve: bool = False
 ) -> TensorBody:
-    """Return a body that consists of a JSON header and binary data, or of binary data alone. Raise
+    """Read a body that consists of a JSON header and binary data, or of binary data alone.
+    `header_length` is the length of the JSON header, and `source` says where it was found. Raise
     InvalidRequest."""
     size = whole_number(header_length)
     if size is None or size > len(data):
@@ -283,7 +291,7 @@ def read_binary(
             f"length of the JSON before the binary tensors; got '{header_length[:40]}'"
         )
     if not size:
-        # all outputs are binary too
+        # if the only input is raw, return all outputs as binary data too
         document = schemas.Tensors(inputs=[], parameters={"binary_data_output": True})
         return RawBody(document, len(data), data, is_kserve)
     document = read_tensors(data[:size], "the JSON header of the body")
@@ -304,8 +312,8 @@ def _tensors(document: JsonObject, subject: str = "the body") -> schemas.Tensors
 
 
 def _large_tensors(data: bytes) -> schemas.Tensors | None:
-    """Parse a large document of tensors with simdjson. Return None for anything else: msgspec then
-    reads it, or explains what is wrong."""
+    """Parse a large document of tensors with simdjson. Return None for any other document, which
+    msgspec then reads, or for which it explains what is wrong."""
     if len(data) < LARGE or b'"datatype"' not in data:
         return None
     reserved = admit_json(data, json_numbers)
@@ -317,8 +325,8 @@ def _large_tensors(data: bytes) -> schemas.Tensors | None:
 
 
 def _parsed(data: bytes) -> schemas.Tensors | None:
-    """Parse a document of tensors, keeping each `data` as an array of simdjson, so that its numbers
-    do not become Python objects. Return None for anything else."""
+    """Parse a document of tensors. Keep each `data` as an array of simdjson, so that its numbers do
+    not become Python objects. Return None for any other document."""
     schemas.describe(schemas.Tensors)
     try:
         document = _members(simdjson.Parser().parse(data), kept="inputs")
@@ -328,17 +336,18 @@ def _parsed(data: bytes) -> schemas.Tensors | None:
         tensors = msgspec.convert(document, schemas.Tensors)
     except (AttributeError, LookupError, RuntimeError, TypeError, ValueError):
         return None
-    check_misspelt(document)  # outside the try block, so that its error reaches the caller
+    check_misspelt(document)  # outside the try block, which would suppress its error
     are_arrays = all(isinstance(tensor.data, simdjson.Array) for tensor in tensors.inputs)
     return tensors if are_arrays else None
 
 
 def _members(value: Any, kept: str) -> JsonObject:
-    """Return the members of an object, all but the one called `kept` as Python objects. Raise
-    ValueError if the object has more than MOST_KEYS keys or a duplicate key: simdjson searches for
-    each key from the beginning, and finds only the first of two equal ones."""
+    """Return the members of a simdjson object. All except the one called `kept` become Python
+    objects. Raise ValueError if the object has more than MOST_KEYS keys, because simdjson searches
+    for each key from the beginning, or if it has a key twice, because simdjson finds only the
+    first one."""
     names = list(islice(value, MOST_KEYS))
-    # true for duplicates, and for more keys than were read
+    # this is true if a key occurs twice, and if there are more keys than were read
     if len(set(names)) < len(value):
         raise ValueError(names)
     members = {name: value[name] for name in names}

@@ -1,4 +1,4 @@
-"""Sends a model its own example, as a caller would."""
+"""Tests a model by sending it its own example, as a caller would."""
 
 import traceback
 from dataclasses import replace
@@ -23,8 +23,8 @@ from serving.triton.gateway import TritonGateway
 
 
 def try_example(gateway: TritonGateway, decoder: Decoder, served: ServedModel) -> None:
-    """Raise a ServingError if the model does not answer its example. Do nothing for a model without
-    a client, which has no example."""
+    """Send the model its example. Raise a ServingError if it does not answer. Do nothing if the
+    model has no client, because then it has no example."""
     if not served.client and not served.client_error:
         return
     instances = Instances([Item("example", raw=served.example())])
@@ -41,8 +41,8 @@ def try_example(gateway: TritonGateway, decoder: Decoder, served: ServedModel) -
 
 
 def ask_example(gateway: TritonGateway, decoder: Decoder, served: ServedModel) -> None:
-    """Test a model that was just loaded with its example. Raise a ServingError that helps the
-    model's author: LoadFailed names the line of the client's code that failed."""
+    """Send its example to a model that was just loaded. If it fails, raise a ServingError that
+    helps the model's author: if the client's code failed, LoadFailed names the line."""
     if served.client_error:
         raise LoadFailed(served.client_error)
     try:
@@ -54,7 +54,8 @@ def ask_example(gateway: TritonGateway, decoder: Decoder, served: ServedModel) -
 
 
 def _failure_location(cause: BaseException | None) -> str:
-    """Return what a client's code raised, and where. Return "" if the error came from Triton."""
+    """Return which exception a client's code raised, and in which line. Return "" if the exception
+    came from Triton."""
     if cause is None or type(cause).__module__.startswith("grpc"):
         return ""
     last = traceback.extract_tb(cause.__traceback__)[-1]

@@ -1,4 +1,4 @@
-"""Bodies of text and forms, which the model interprets."""
+"""Reads texts and forms, whose meaning depends on the model."""
 
 import io
 import re
@@ -25,7 +25,7 @@ from serving.request import RESERVED, UNNAMED, Request, Target
 from serving.request_memory import FILES, form, reserve
 
 TEXT = "text/plain"
-URL_ENCODED = "application/x-www-form-urlencoded"  # a form; also curl's default for any body
+URL_ENCODED = "application/x-www-form-urlencoded"  # what curl sends by default, whatever the body
 MOST_FIELDS = 32  # fields in a URL-encoded form
 FIRST_KEY = re.compile(rb"\w{1,64}=")
 
@@ -34,10 +34,10 @@ FIRST_KEY = re.compile(rb"\w{1,64}=")
 class TextOrForm:
     """A text or a form, whose meaning depends on the model:
 
-    - for a model of tables: CSV or JSON, which is the only file of a form
-    - for a model of texts: a text, or a form with a text in each file
-    - for any model: a form whose fields are the keys of an instance, such as `text`; the other
-      fields are parameters
+    - For a model of tables, it is CSV or JSON. If the body is a form, that is its only file.
+    - For a model of texts, it is a text, or a form with a text in each file.
+    - For any model, it can be a form whose fields are the keys of an instance, such as `text`. The
+      other fields are parameters.
     """
 
     items: list[Item]
@@ -74,7 +74,8 @@ class TextOrForm:
         data = self.items[0].raw or b""
         keys = (*client.instance_keys(), *RESERVED)
         beginnings = tuple(f"{key}=".encode() for key in keys)
-        # curl declares any body to be a form, so only a known key at the start makes it one
+        # It counts as a form only if it begins with a known key, because curl declares any body to
+        # be a form.
         return _parse_fields(data) if data.startswith(beginnings) else {}
 
     def _table(self) -> Instances | CsvBody:
@@ -95,11 +96,11 @@ END_OF_HEADERS = re.compile(rb"\r\n\r\n|\n\n|\r\r")
 
 
 def _check_headers(data: bytes, boundary: str) -> None:
-    """Raise PayloadTooLarge if a part of a form has too many headers: werkzeug would need 40 times
-    their length in memory."""
+    """Raise PayloadTooLarge if a part of a form has more than MOST_HEADERS bytes of headers,
+    because werkzeug takes 40 times as much memory to parse them."""
     separator = f"--{boundary}".encode(errors="replace")
     starts = (match.end() for match in re.finditer(re.escape(separator), data))
-    for start in islice(starts, MOST_PARTS + 1):  # werkzeug parses no more parts
+    for start in islice(starts, MOST_PARTS + 1):  # werkzeug refuses a form with more parts
         within = data[start : start + MOST_HEADERS]
         ends_the_form = within.startswith(b"--")
         may_be_too_long = len(within) == MOST_HEADERS and not ends_the_form
@@ -120,14 +121,14 @@ def _parse_fields(data: bytes) -> dict[str, str]:
 
 def named_in_form(data: bytes) -> Target:
     """Return the model that a URL-encoded form names. Raise InvalidRequest if it names two
-    different ones."""
+    different models."""
     fields = _parse_fields(data) if FIRST_KEY.match(data) else {}
     return Target.within("the form", fields)
 
 
 def read_form(data: bytes, boundary: str) -> TextOrForm:
-    """Parse a multipart form, whose parts are separated by `boundary`. Each file is an instance.
-    Each field names the model, or is a parameter or a key of an instance. Raise InvalidRequest or
+    """Parse a multipart form, whose parts are separated by `boundary`. Each file is an instance. A
+    field names the model, is a parameter, or is a key of an instance. Raise InvalidRequest or
     PayloadTooLarge."""
     reserve(FILES * len(data), "the form")
     _check_headers(data, boundary)

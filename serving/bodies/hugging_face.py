@@ -19,9 +19,10 @@ from serving.request import Request
 
 @dataclass(frozen=True)
 class Form:
-    """The format of a pipeline's answers. `key` selects a field of our prediction, and `fields`
-    maps the pipeline's field names to ours. If it `is_single`, a list with one entry is replaced by
-    the entry. If it `is_listed`, the reply to a single instance is a list too."""
+    """Describes the format in which a pipeline of Hugging Face answers. `key` selects a field of
+    our prediction, and `fields` maps the pipeline's names of its subfields to ours. If `is_single`
+    is true, a list with only one entry is replaced by the entry. If `is_listed` is true, the reply
+    to a single instance is a list too."""
 
     key: str
     fields: Mapping[str, str] = field(default_factory=dict)
@@ -56,9 +57,9 @@ FORMS = {
     "token-classification": Form("entities", {"entity_group": "label"} | WORD),
     "zero-shot-classification": Form("classes", CLASS),
 }
-# parameters that the pipeline of a task always sets
+# default parameters of the pipelines that differ from ours, keyed by task
 SET = {"token-classification": {"aggregation_strategy": "simple"}}
-OURS = {"threshold": "confidence"}  # the pipeline's name for a parameter -> ours
+OURS = {"threshold": "confidence"}  # maps the pipelines' names of parameters to ours
 OF_EMBEDDINGS = ("truncate", "normalize", "dimensions", "prompt_name")
 
 
@@ -152,7 +153,8 @@ class Predict(ApiBody, kw_only=True):
 
 
 def _pair(value: Any) -> Any:
-    """Return the instance for a text, or for a list of one or two texts. Raise InvalidRequest."""
+    """Convert a text, or a list of one or two texts, to an instance. Raise InvalidRequest if the
+    list has another length."""
     if isinstance(value, str):
         return value
     if not 1 <= len(value) <= 2:

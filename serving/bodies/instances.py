@@ -1,7 +1,8 @@
-"""Instances for a model's client: decode, preprocess, infer and postprocess them, in batches.
+"""Makes predictions for instances with a model's client: decodes and preprocesses the instances,
+calls the model, and postprocesses its outputs.
 
-The predictions are in the order of the instances. A batch has at most max_batch_size instances, and
-no more than fit into memory together.
+This is done in batches of at most max_batch_size instances, and of at most as many as fit into
+memory together. The predictions are in the order of the instances.
 """
 
 import io
@@ -38,22 +39,23 @@ from serving.request_memory import INPUT, ITEM, KEPT, OUTPUT, TOKEN, Reservation
 from serving.sessions import SEQUENCE_END, Session
 from serving.triton.tensors import InferReply, Tensor
 
-# media types that clients send by default; the SageMaker SDK's DataSerializer sends the last one
+# Media types that HTTP clients send if the caller sets none. The last one is sent by the
+# DataSerializer of the SageMaker SDK.
 UNDECLARED = (
     "",
     "application/octet-stream",
     "application/x-www-form-urlencoded",
     "file-path/raw-bytes",
 )
-MOST_OUTPUT = 64 * 2**20  # maximum bytes of a batch's outputs, unless it has only one row
+MOST_OUTPUT = 64 * 2**20  # maximum size in bytes of the outputs of a batch with several rows
 PAUSE = 0.02  # seconds between two attempts to reserve memory
 
 
 @dataclass(frozen=True)
 class Instances:
-    """Instances as received. `sample_shape` requests the reply {"modelname", "result"}.
-    `media_type` is a raw body's media type, or "" if it has none. `named` is the model that is
-    named in the JSON or the form with the instances."""
+    """Instances as the caller sent them. If `sample_shape` is true, the reply has the format
+    {"modelname", "result"}. If the body is raw, `media_type` is its media type. If the instances
+    are in JSON or a form, `named` is the model that this names."""
 
     items: list[Item]
     parameters: Mapping[str, Any] = field(default_factory=dict)
@@ -68,8 +70,8 @@ class Instances:
         return InstancesJob(served, request, self)
 
     def _check_not_json(self, client: ModelClient) -> None:
-        """Refuse a body without a media type that is JSON but not one of our objects, because it is
-        probably not meant as a text."""
+        """Raise InvalidRequest for a raw body without a media type that is a JSON list or string,
+        because it is probably not meant as a text."""
         raw = self.items[0].raw
         if (
             raw is None
@@ -93,9 +95,9 @@ class Batch:
     """Instances that are answered together.
 
     `first` is the index of the first instance, and `end` is the index after the last. `calls` are
-    the inputs of the calls that are still to be made. `memory` is how many bytes it took to decode
-    the instances; drawing on an instance takes as many. `reserved` holds the memory of the batch
-    until it is finished.
+    the inputs of the calls to Triton that have not been made yet. `memory` is how many bytes
+    decoding the instances took, and also how many drawing on one of them takes. `reserved` is the
+    memory that the batch holds until it is finished.
     """
 
     first: int
@@ -107,7 +109,7 @@ class Batch:
     reserved: Reservation
 
     def clear(self) -> None:
-        """Free the instances and tensors: the next batch may have to wait for their memory."""
+        """Free the instances and tensors, because the next batch may need their memory."""
         self.instances = ()
         self.tensors = {}
         self.reserved.shrink()
@@ -115,7 +117,8 @@ class Batch:
 
 @dataclass(frozen=True)
 class Predictions:
-    """One prediction for each instance of a batch, and the version that answered."""
+    """The predictions for a batch, one for each instance, and the version of the model that
+    answered."""
 
     batch: Batch
     version: str
@@ -123,8 +126,8 @@ class Predictions:
 
 
 def items_of(value: Any, field: str, part: str = "") -> list[Item]:
-    """Return an Item for each instance. A value that is not a list is one instance. A string
-    becomes an object with the key `part` if that is given. Raise InvalidRequest or
+    """Return an Item for each instance in a JSON value. A value that is not a list is one instance.
+    If `part` is given, a string becomes an object with this key. Raise InvalidRequest or
     PayloadTooLarge."""
     values = value if isinstance(value, list) else [value]
     if not values:
@@ -146,12 +149,13 @@ class InstancesJob(Job):
         self.client = served.require_client()
         self.items = body.items
         self.sample_shape = body.sample_shape
-        self.truncated = 0  # instances that were longer than the model takes
-        # if the caller has no session, the sequence lasts for this request only
+        self.truncated = 0  # how many instances were cut because the model takes no longer ones
+        # A model with sequences needs one for each request. Without a session, it lasts only for
+        # this request.
         self.sequence = self.session
         if served.sequencing and not self.sequence:
             self.sequence = Session(served.sequencing, served.sequencing.new_id())
-        # a step of a sequence waits for the answer to the previous step
+        # in a sequence, a step must wait for the answer to the previous step
         self.is_pipelined = not (self.sequence or self.is_decoupled)
         self.parameters = client_parameters(self.client, request, body.parameters)
         self.accept = preferred(request.accept, *PICTURES, CSV, NPY_TYPE)
@@ -162,8 +166,8 @@ class InstancesJob(Job):
             )
 
     def prepare(self, before: Step | None = None) -> Step:
-        """Return the next rows of the batch that `before` belongs to, or the first rows of the next
-        batch."""
+        """Return a step with the next rows of the batch to which `before` belongs or, if it has no
+        more rows, with the first rows of the next batch."""
         batch: Batch | None = before.batch if before else None
         if batch is None:
             batch = self._next_batch(0)
@@ -178,9 +182,10 @@ class InstancesJob(Job):
         )
 
     def _next_batch(self, first: int, holds: bool = False) -> Batch:
-        """Decode and preprocess as many instances as fit into one call and into memory together. In
-        a session this is one instance. If the request `holds` the memory of another batch, do not
-        wait for more memory, because requests could then wait for each other forever."""
+        """Decode and preprocess the instances from index `first` on: in a sequence one instance,
+        otherwise as many as fit into one call and into memory. If the request `holds` the memory of
+        another batch, do not wait for more memory, because requests could then wait for each other
+        forever."""
         most = 1 if self.sequence else self.client.model.max_batch_size or 1
         most = min(most, self._most_rows())
         with collected() as raw, self.request.timings.stage("decode"):
@@ -210,8 +215,8 @@ class InstancesJob(Job):
 
     def _preprocessed(self, opened: Opened, most: int) -> tuple[list[Any], Tensors]:
         """Wait for a turn, and decode and preprocess the opened instances. Return those that fit
-        into one call of at most `most` rows, and their tensors. The others are decoded again for
-        the next batch."""
+        into one call of at most `most` rows, and their tensors. The other instances are decoded
+        again for the next batch."""
         client = self.client
         request = self.request
         length = client.length(opened.values, self.parameters)
@@ -226,16 +231,16 @@ class InstancesJob(Job):
             return self._fitting(instances, opened.index)
 
     def _sizes(self, memory: int, tensors: Tensors) -> tuple[int, int]:
-        """Return the size in bytes of the objects that the client keeps for a batch, and that of
-        the whole batch. Decoding its instances took `memory` bytes."""
+        """Return two sizes in bytes: that of the objects that the client keeps for a batch, and
+        that of the whole batch. Decoding its instances took `memory` bytes."""
         shape, count = _rows(self.client, tensors)
         row = min(self._row_bytes(shape), OUTPUT * MOST_OUTPUT)
         kept = TOKEN * prod(shape) * _objects(self.client, tensors)
         return kept, memory // KEPT + count * row + kept
 
     def _fitting(self, instances: list[Any], first: int) -> tuple[list[Any], Tensors]:
-        """Return as many of the instances as the limits on rows allow, but at least one, and their
-        tensors."""
+        """Return as many of the instances as the limits on rows allow, but at least one. Return
+        their tensors too. `first` is the index of the first instance in the request."""
         try:
             tensors = self._preprocess(instances, first)
         except TooManyRows as err:
@@ -249,19 +254,21 @@ class InstancesJob(Job):
         return instances, tensors
 
     def _row_bytes(self, shape: Sequence[int] = ()) -> int:
-        """Return how many bytes the tensors of one row take. `shape`, that of one row of an input,
-        gives dynamic dimensions their size; if it is empty, they count as 1."""
+        """Return how many bytes the tensors of one row take. `shape` is the shape of one row of an
+        input, and determines the sizes of dynamic dimensions. If it is empty, they count as 1."""
         outputs = self.served.output_bytes(self.client.outputs, shape)
         return INPUT * self.served.input_bytes(shape) + OUTPUT * outputs
 
     def _most_rows(self, shape: Sequence[int] = ()) -> int:
-        """Return how many rows a batch may have, so that its outputs have at most MOST_OUTPUT
-        bytes. Return at least 1."""
+        """Return how many rows a batch may have if its outputs are to have at most MOST_OUTPUT
+        bytes, but at least 1. `shape` has the same meaning as in `_row_bytes`."""
         row = self.served.output_bytes(self.client.outputs, shape)
         return max(1, MOST_OUTPUT // max(1, row))
 
     def _reserve(self, size: int, holds: bool) -> Reservation:
-        """Reserve the memory for a batch. Raise PayloadTooLarge, Overloaded or TooLate."""
+        """Reserve the memory for a batch. If other requests hold the memory, wait for it, or raise
+        Overloaded if this request `holds` memory of another batch. Raise PayloadTooLarge or
+        TooLate."""
         while True:
             try:
                 return reserve(size, "a batch of its instances")
@@ -274,14 +281,14 @@ class InstancesJob(Job):
         try:
             with self._step_of_client("preprocess"):
                 return self.client.prepare(instances, self.parameters)
-        # the client counts from the start of its batch, the caller from the start of the request
+        # the client counts from the start of the batch, but the caller from that of the request
         except DecodingError as err:
             raise err.at(first + (err.instance or 0)) from err
 
     @contextmanager
     def _step_of_client(self, step: str) -> Iterator[None]:
-        """Count the time that the client takes for a step. Raise InferenceFailed if the client has
-        a bug."""
+        """Measure the time that the client takes for a step. If the client raises an exception that
+        is not meant for callers, raise InferenceFailed instead."""
         with self.request.timings.stage(step):
             try:
                 yield
@@ -294,7 +301,8 @@ class InstancesJob(Job):
                 ) from err
 
     def finish(self, step: Step, replies: Sequence[InferReply]) -> Predictions:
-        """Return the predictions for a batch, made from the replies to all of its rows."""
+        """Return the predictions for the step's batch. `replies` are the replies for all of its
+        rows."""
         batch: Batch = step.batch
         outputs = self._outputs(replies)
         with self._step_of_client("postprocess"):
@@ -310,12 +318,12 @@ class InstancesJob(Job):
         return Predictions(batch, replies[-1].version, predictions)
 
     def release(self, step: Step) -> None:
-        """Free the batch, unless its image is still to be drawn on."""
+        """Free the step's batch, unless it contains an image that is still to be drawn on."""
         if not self.picture:
             step.batch.clear()
 
     def _outputs(self, replies: Sequence[InferReply]) -> Tensors:
-        """Return the outputs of all calls, concatenated by rows."""
+        """Return the outputs of all calls for a batch, with their rows concatenated."""
         arrays = [reply.arrays() for reply in replies]
         if not self.client.model.max_batch_size:
             arrays = [
@@ -337,8 +345,8 @@ class InstancesJob(Job):
         return replace(reply, headers={TRUNCATED: str(self.truncated)})
 
     def _reply(self, results: Iterator[Predictions]) -> Reply:
-        """Return the reply. Write it batch by batch, because Python objects for all predictions
-        would take several times as much memory."""
+        """Return the reply. Write it batch by batch, because the Python objects of all predictions
+        would take several times as much memory as the text."""
         if self.picture:
             return self._drawing(results)
         if self.accept == NPY_TYPE:
@@ -381,11 +389,13 @@ class InstancesJob(Job):
             return Reply(write_npy(joined(arrays), budget), NPY_TYPE, version)
 
     def written(self, result: Predictions) -> bytes:
-        """Return the JSON that a batch adds to the list in the reply."""
+        """Return the JSON of a batch's predictions, without the brackets of the list in the
+        reply."""
         return as_items(result.predictions)
 
     def document(self, items: bytes, version: str) -> bytes:
-        """Return the JSON of the reply with the `items` of its list."""
+        """Return the JSON of the reply. `items` is the JSON of the predictions, without the
+        brackets of their list."""
         return document(self.served, items, version, self.sample_shape)
 
     def line(self, result: Predictions) -> bytes:
@@ -395,16 +405,17 @@ class InstancesJob(Job):
 
 
 def total(tensors: Tensors, name: str) -> int:
-    """Return the sum of a batch's tensor called `name`, or 0 if there is no such tensor."""
+    """Return the sum of the elements of the tensor called `name`, or 0 if there is no such
+    tensor."""
     return int(tensors[name].sum()) if name in tensors else 0
 
 
 def client_parameters(
     client: ModelClient, request: Request, parameters: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the client's parameters. Parameters in the body override those in the query string,
-    which override those in Custom-Attributes. Other attributes are ignored. Raise
-    InvalidRequest."""
+    """Return the values of the client's parameters. `parameters`, which are those in the body,
+    override those in the query string, and these override those in Custom-Attributes. Attributes
+    that are not parameters are ignored. Raise InvalidRequest."""
     names = {parameter.name for parameter in client.parameters}
     values = {name: value for name, value in request.attributes.items() if name in names}
     values |= {**request.parameters, **parameters}
@@ -413,8 +424,8 @@ def client_parameters(
 
 
 def document(served: ServedModel, items: bytes, version: str, sample_shape: bool) -> bytes:
-    """Return the JSON of the reply with the `items` that `as_items` wrote. Using orjson for this
-    would copy them twice."""
+    """Return the JSON of the reply. `items` is the JSON that `as_items` returned. It is not written
+    with orjson, which would copy `items` twice."""
     if sample_shape:
         about = orjson.dumps({"modelname": served.public_name})
         return b"".join((about[:-1], b',"result":', items, b"}"))
@@ -424,13 +435,14 @@ def document(served: ServedModel, items: bytes, version: str, sample_shape: bool
 
 
 def listed(about: Mapping[str, Any], key: str, items: bytes) -> bytes:
-    """Return the JSON of `about` with one more `key`, whose value is the list of the `items`."""
+    """Return the JSON of the object `about` with an additional `key`, whose value is the list of
+    the `items`."""
     return b"".join((orjson.dumps(about)[:-1], b',"%b":[' % key.encode(), items, b"]}"))
 
 
 def as_items(predictions: Sequence[Any]) -> bytes:
-    """Return the JSON of a list without its brackets. orjson holds the GIL while it writes, so each
-    call writes only one prediction."""
+    """Return the JSON of a list of predictions, without its brackets. Each call of orjson writes
+    only one prediction, because orjson holds the GIL while it writes."""
     return b",".join(map(_as_json, in_time(predictions, each=1)))
 
 
@@ -439,8 +451,8 @@ def _as_json(prediction: Any) -> bytes:
 
 
 def _inputs_of_calls(client: ModelClient, tensors: Tensors) -> Iterator[list[Tensor]]:
-    """Yield the inputs of each call to the model, at most max_batch_size rows at a time. A model
-    without a batch dimension gets one row in each call."""
+    """Yield the inputs of each call to the model. A call has at most max_batch_size rows, or one
+    row if the model has no batch dimension."""
     names = [spec.name for spec in client.model.inputs if spec.name in tensors]
     rows = max([len(tensors[name]) for name in names], default=0)
     most = client.model.max_batch_size
@@ -450,24 +462,25 @@ def _inputs_of_calls(client: ModelClient, tensors: Tensors) -> Iterator[list[Ten
 
 
 def _rows(client: ModelClient, tensors: Tensors) -> tuple[tuple[int, ...], int]:
-    """Return the shape of one row, and the number of rows. If the inputs differ in length, take the
-    shortest one: only the positions of masked tokens are shorter than the text, and a model with
-    that input has outputs only for those positions."""
+    """Return the shape of one row, and the number of rows. If the inputs differ in length, use the
+    shortest one. Only an input with the positions of masked tokens is shorter than the text, and a
+    model with such an input has outputs only for those positions."""
     shapes = [tensors[spec.name].shape for spec in client.model.inputs if spec.name in tensors]
     shortest = min((shape[1:] for shape in shapes), key=prod, default=())
     return shortest, max((shape[0] for shape in shapes), default=1)
 
 
 def _objects(client: ModelClient, tensors: Tensors) -> int:
-    """Return how many objects the client keeps besides the inputs: one for each window of a
-    text."""
+    """Return how many Python objects the client keeps besides the inputs. It keeps one for each
+    window of a text."""
     inputs = {spec.name for spec in client.model.inputs}
     kept = (array for name, array in tensors.items() if name not in inputs)
     return sum(array.size for array in kept if array.dtype == np.object_)
 
 
 def check_media_type(client: ModelClient, kind: str) -> None:
-    """Raise UnsupportedMediaType if a raw body has a type that the model does not accept."""
+    """Raise UnsupportedMediaType if `kind`, the media type of a raw body, is not one that the
+    model's client accepts."""
     allowed = client.codec.media_types
     family = kind.partition("/")[0] + "/*"
     if kind in UNDECLARED or kind in allowed or family in allowed:

@@ -1,4 +1,4 @@
-"""KServe v2 tensors, as JSON or as binary data after a JSON header.
+"""Reads and writes KServe v2 tensors, as JSON or as binary data after a JSON header.
 
     {"inputs": [{"name", "shape", "datatype", "data"}], "outputs": [{"name"}],
      "parameters": {…}, "id": "…"}
@@ -47,18 +47,18 @@ BINARY_TYPE = "application/vnd.sagemaker-triton.binary+json"
 SCORES = DATATYPES - {"BOOL", "BYTES", "FP16", "BF16"}
 OTHER_BODIES = ("instances", "payload")  # keys of bodies without tensors
 LONGEST_KEY = 40  # how many characters of an unknown key difflib compares
-MOST_OTHERS = 100  # how many unknown keys are compared with every field, which is slow
-# KServe's header with the length of the JSON header
+MOST_OTHERS = 100  # how many unknown keys are compared with all fields, which is slow
+# the HTTP header in which KServe puts the length of the JSON header
 HEADER_LENGTH = "Inference-Header-Content-Length"
 
 
 @dataclass(frozen=True)
 class TensorBody:
-    """A request with tensors. `document` is its JSON; `binary` is the data after the JSON; `length`
-    is the size of the whole body.
+    """A body with tensors. `document` is its JSON, `binary` is the data after the JSON, and
+    `length` is the size of the whole body in bytes.
 
-    `is_kserve` says that the request came through KServe's own routes, whose replies give the
-    length of their JSON in the header HEADER_LENGTH.
+    `is_kserve` is true if the request came through one of KServe's own routes. The replies of these
+    routes contain the length of their JSON in the header HEADER_LENGTH.
     """
 
     document: schemas.Tensors
@@ -84,10 +84,10 @@ class TensorBody:
 
 
 class TensorJob(Job):
-    """One call with the tensors of a body."""
+    """Calls the model once with the tensors of a body."""
 
     def __init__(self, served: ServedModel, request: Request, body: TensorBody) -> None:
-        """Raise InvalidRequest or PayloadTooLarge."""
+        """Raise InvalidRequest or PayloadTooLarge if the body's parameters are wrong."""
         document = body.document
         self.document = document
         self.body = body
@@ -100,7 +100,7 @@ class TensorJob(Job):
         self.outputs: dict[str, schemas.OutputParameters] = {}
         for output in document.outputs:
             self.outputs.setdefault(output.name, output.parameters or schemas.OutputParameters())
-        # how many classes are requested of an output
+        # maps each output that is to be returned as classes to the number of classes
         self.classes: dict[str, Any] = {
             name: own.classification for name, own in self.outputs.items() if own.classification
         }
@@ -119,8 +119,8 @@ class TensorJob(Job):
         return Step(self.body.inputs(self), parameters, tuple(self.outputs))
 
     def finish(self, step: Step, replies: Sequence[InferReply]) -> InferReply:
-        """Return the reply. If an output is requested as classes, replace it with its classes.
-        Raise InvalidRequest or PayloadTooLarge."""
+        """Return the model's reply, in which outputs are replaced by classes if the body requests
+        classes. Raise InvalidRequest or PayloadTooLarge."""
         reply = replies[-1]
         if not self.classes:
             return reply
@@ -161,11 +161,9 @@ class TensorJob(Job):
         return write_reply(self.served, result, self.request.budget, self.document.id)
 
     def _binary_outputs(self, result: InferReply) -> set[str]:
-        """Return the names of the outputs whose data follows the JSON of the reply as bytes.
-
-        An output's parameter `binary_data` takes precedence over the request's parameter
-        `binary_data_output`.
-        """
+        """Return the names of the outputs that are to be returned as binary data after the JSON of
+        the reply. The parameter `binary_data` of an output takes precedence over the parameter
+        `binary_data_output` of the request."""
         default = bool(self.parameters.get("binary_data_output", False))
         chosen = {
             name: own.binary_data
@@ -176,8 +174,8 @@ class TensorJob(Job):
 
 
 def _check_inputs(model: Model, inputs: Sequence[Tensor]) -> None:
-    """Raise InvalidRequest if the model needs inputs and gets none, or if an input does not have as
-    many dimensions as the model expects."""
+    """Raise InvalidRequest if there are no inputs although the model needs some, or if an input has
+    more or fewer dimensions than the model expects."""
     batch = [-1] if model.max_batch_size else []
     shapes = {spec.name: [*batch, *spec.shape] for spec in model.inputs}
     if not (inputs or model.takes_nothing):
@@ -192,7 +190,7 @@ def _check_inputs(model: Model, inputs: Sequence[Tensor]) -> None:
 
 
 class RawBody(TensorBody):
-    """A request without JSON: the whole body is the data of the model's only input."""
+    """A body without JSON, which is the data of the model's only input."""
 
     def inputs(self, job: Job) -> list[Tensor]:
         if job.request.stream:
@@ -207,8 +205,8 @@ class RawBody(TensorBody):
 
 
 def read_inputs(document: schemas.Tensors, binary: bytes | memoryview, length: int) -> list[Tensor]:
-    """Return the tensors of a body of `length` bytes, whose data after the JSON is `binary`. Raise
-    InvalidRequest and others."""
+    """Return the tensors of a body of `length` bytes. `document` is its JSON, and `binary` is the
+    data after the JSON. Raise InvalidRequest and others."""
     inputs = []
     for entry in in_time(document.inputs):
         size = entry.parameters.binary_data_size if entry.parameters else None
@@ -245,7 +243,7 @@ def _with_data(entry: schemas.Input, shape: tuple[int, ...]) -> Tensor:
 
 
 def _with_binary(entry: schemas.Input, shape: tuple[int, ...], data: bytes | memoryview) -> Tensor:
-    """Return the tensor of an input whose values are the bytes `data` after the JSON. Raise
+    """Return the tensor of an input whose values are `data`, which are bytes after the JSON. Raise
     InvalidRequest or PayloadTooLarge."""
     if entry.data is not UNSET:
         raise InvalidRequest("it has both data and binary_data_size; send one of them")
@@ -261,8 +259,8 @@ def _with_binary(entry: schemas.Input, shape: tuple[int, ...], data: bytes | mem
 
 
 def widened(tensor: Tensor, specs: Sequence[TensorSpec]) -> Tensor:
-    """Convert an FP32 tensor to FP64 if the model's input of that name is FP64. Earlier versions of
-    table models had FP32 inputs."""
+    """Convert an FP32 tensor to FP64 if the model's input of that name is FP64. Callers may still
+    send FP32, because earlier versions of table models had such inputs."""
     is_wider = any(spec.name == tensor.name and spec.datatype == "FP64" for spec in specs)
     if tensor.datatype != "FP32" or not is_wider:
         return tensor
@@ -276,8 +274,9 @@ def write_reply(
     own_id: str = "",
     binary: Collection[str] = (),
 ) -> bytes:
-    """Return the JSON of a KServe v2 reply. Outputs named in `binary` have the size of their data
-    in place of the data. Raise PayloadTooLarge before anything is written."""
+    """Return the JSON of a KServe v2 reply. Of the outputs named in `binary`, it contains only the
+    size of the data. Raise PayloadTooLarge, before anything is written, if the JSON would be too
+    large."""
     document: JsonObject = {"id": own_id} if own_id else {}
     document |= {"model_name": served.public_name, "model_version": reply.version}
     if reply.parameters:
@@ -303,8 +302,9 @@ def write_reply(
 
 
 def only_input(model: Model, body: str, remedy: str) -> TensorSpec:
-    """Return the model's only input. Raise InvalidRequest if it has several or none, because the
-    `body` is a single tensor."""
+    """Return the model's only input. Raise InvalidRequest if it has several inputs or none. In the
+    error, `body` describes the body, which is a single tensor, and `remedy` says what to send
+    instead."""
     if len(model.inputs) != 1:
         names = ", ".join(spec.name for spec in model.inputs)
         raise InvalidRequest(
@@ -315,9 +315,9 @@ def only_input(model: Model, body: str, remedy: str) -> TensorSpec:
 
 
 def raw_input(model: Model, data: bytes | memoryview) -> Tensor:
-    """Return the model's only input, with the whole body as its data, as Triton does
-    (infer_request.cc): a dimension of -1 is computed from the others, and an input of strings is
-    one string. Raise InvalidRequest."""
+    """Return the model's only input, with the whole body as its data. As in Triton
+    (infer_request.cc), a dimension of -1 is computed from the others, and an input of strings
+    contains one string. Raise InvalidRequest."""
     spec = only_input(model, "raw binary input", "the JSON header too")
     batch = (1,) if model.max_batch_size else ()
     if spec.datatype == "BYTES":
@@ -340,8 +340,8 @@ def raw_input(model: Model, data: bytes | memoryview) -> Tensor:
 
 
 def filled(shape: Sequence[int], count: int) -> tuple[int, ...] | None:
-    """Return the shape with its only -1 replaced so that it has `count` elements, or None if that
-    is impossible."""
+    """Replace the only -1 in the shape, so that a tensor of the shape has `count` elements. Return
+    None if that is impossible."""
     fixed = math.prod(size for size in shape if size != -1)
     if not fixed or count % fixed or shape.count(-1) > 1:
         return None
@@ -351,9 +351,9 @@ def filled(shape: Sequence[int], count: int) -> tuple[int, ...] | None:
 
 
 def check_misspelt(keys: Collection[str]) -> None:
-    """Raise InvalidRequest for a key that is a misspelt field of a body of tensors, or that belongs
-    to a body of instances. Triton ignores other unknown keys. Only the first MOST_OTHERS unknown
-    keys are checked."""
+    """Raise InvalidRequest if one of the keys of a body of tensors is a misspelt field, or belongs
+    to a body of instances. Ignore other unknown keys, as Triton does. Check only the first
+    MOST_OTHERS unknown keys."""
     check_count(len(keys), MOST_NAMED, "keys")
     fields = schemas.Tensors.__struct_fields__
     for key in OTHER_BODIES:
@@ -369,9 +369,9 @@ def check_misspelt(keys: Collection[str]) -> None:
 def classified(
     tensor: Tensor, count: int, is_batched: bool, labels: Sequence[bytes], budget: Budget
 ) -> Tensor:
-    """Return the `count` best classes of each row as strings of shape [rows, classes], or [classes]
-    for a model without a batch dimension. The highest score comes first; for equal scores, the
-    lowest index."""
+    """Return the `count` classes with the highest scores in each row of an output, as a tensor of
+    strings. Its shape is [rows, classes], or [classes] for a model without a batch dimension. The
+    highest score comes first. Equal scores are ordered by index."""
     rows, *row = tensor.shape if is_batched else (1, *tensor.shape)
     width = math.prod(row)
     count = min(count, width)
@@ -395,9 +395,9 @@ def classified(
 
 
 def _best(scores: Array, count: int) -> Array:
-    """Return the indices of the `count` highest scores in each row, the highest first. Of equal
-    scores, the one with the lowest index comes first."""
-    # a stable sort of the mirrored row orders equal scores by descending index
+    """Return the indices of the `count` highest scores in each row, the highest score first. Equal
+    scores are ordered by index."""
+    # sort the mirrored rows, so that the stable sort puts equal scores in descending order of index
     ascending = np.argsort(scores[:, ::-1], axis=1, kind="stable")
     best = ascending[:, ::-1][:, :count]
     last = scores.shape[1] - 1

@@ -1,6 +1,6 @@
-"""Rows of a table as LibSVM and XGBoost write them: `label index:value index:value …`.
+"""Reads rows of a table in the format of LibSVM and XGBoost: `label index:value index:value …`.
 
-The indices of the columns begin with 0, as in XGBoost. The label may be left out.
+The first column has the index 0, as in XGBoost. The label may be left out.
 """
 
 import io
@@ -20,12 +20,13 @@ from serving.headers import LIBSVM
 from serving.request_memory import CELLS, reserve
 
 TOKEN = re.compile(rb"\S+")
-LONGEST_INDEX = 10  # digits
+LONGEST_INDEX = 10  # digits of an index
 
 
 @dataclass(frozen=True)
 class LibsvmItem(Item):
-    """One row. Each column that the row does not name gets its cell from the client's `absent`."""
+    """A row of LibSVM. Columns that the row leaves out get their values from the client's
+    `absent`."""
 
     def open(self, client: ModelClient, limits: Limits) -> Any:
         row = self.raw or b""
@@ -36,7 +37,7 @@ class LibsvmItem(Item):
         for number, token in enumerate(in_time(tokens)):
             index, colon, cell = token[0].partition(b":")
             if not (number or colon):
-                continue  # the label
+                continue  # the first token is the label if it contains no colon
             is_number = index.isdigit() and len(index) <= LONGEST_INDEX
             if not is_number or int(index) >= len(cells):
                 raise DecodingError(
@@ -49,7 +50,8 @@ class LibsvmItem(Item):
 
 @dataclass(frozen=True)
 class LibsvmBody(CsvBody):
-    """Rows of LibSVM. Empty lines and lines with only a comment are ignored."""
+    """A body of rows in LibSVM's format. Empty lines, and lines that contain only a comment, are
+    ignored."""
 
     def items(self, client: ModelClient) -> Iterator[Item]:
         """Yield the rows. Raise UnsupportedMediaType or TooLate."""

@@ -1,11 +1,12 @@
-"""Batch transform: answers JSON lines, or rows of CSV, with one line of JSON each, in the same
-order.
+"""Answers JSON lines, or rows of CSV, with one line of JSON each, in the same order, as SageMaker's
+batch transform expects.
 
-    line --read--> record --a group of records as one job--> predictions --> lines
+Each line is parsed to a Record. Consecutive records that can share a job are grouped, and answered
+together.
 
 A wrong line is answered with {"error", "code"} instead of a prediction; the other lines are
 answered normally. An error with a status of 503 or above fails the whole body, so that the platform
-sends it again. This is why no line of the reply is sent before all are known.
+sends it again. For this reason, the reply is sent only when all of its lines are known.
 """
 
 import io
@@ -42,16 +43,17 @@ from serving.triton.gateway import TritonGateway
 
 log = logging.getLogger(__name__)
 LINES_TYPES = (JSON_LINES, "application/x-jsonlines", "application/x-ndjson")
-BATCHES = 4  # batches in a group: one can be prepared while Triton runs another
-# Maximum bytes that the values of a group of several lines take. The limit leaves memory for other
-# callers.
+BATCHES = 4  # batches in a group, so that one can be prepared while Triton runs another
+# The maximum number of bytes that the values of a group of several lines take. The limit leaves
+# memory for other callers.
 MOST_GROUP = 2**24
 
 
 @dataclass(frozen=True)
 class Record:
-    """One line: its body or the error in it, and the memory `reserved` for its values. If the
-    record `is_bare`, it is answered with its prediction alone."""
+    """A parsed line. `body` is what the line contains, or the error if it is wrong. `reserved` is
+    the memory for its values. If `is_bare` is true, the line is answered with its prediction
+    alone."""
 
     body: Shape | ServingError
     is_bare: bool = False
@@ -65,20 +67,20 @@ class Record:
         """Return whether one job can process the instances of both records."""
         if not (isinstance(self.body, Instances) and isinstance(other.body, Instances)):
             return False
-        # compare the texts, because 1 == True, and a client may reject one of them
+        # compare them as text, because 1 == True, and a client may accept only one of the two
         return repr(self.body.parameters) == repr(other.body.parameters)
 
 
 @dataclass(frozen=True)
 class JsonLines:
-    """A body of JSON lines. `generates` means the same as in FlatBody."""
+    """A body of JSON lines. `generates` has the same meaning as in FlatBody."""
 
     data: bytes
     generates: bool = False
 
     @property
     def named(self) -> Target:
-        """Return the model that the first line names. The name is used only if no other part of the
+        """Return the model that the first line names. It is used only if no other part of the
         request names a model."""
         line = next(self._lines(), b"")
         with suppress(ServingError):
@@ -94,8 +96,8 @@ class JsonLines:
         return LinesJob(served, request, records)
 
     def _read(self, line: bytes, served: ServedModel, target: Target) -> Record:
-        """Parse a line, while no other thread of this worker parses one. If the line is wrong,
-        return a Record with the error."""
+        """Parse a line while no other thread of this worker is parsing one. If the line is wrong,
+        return a Record that contains the error."""
         with collected() as reserved, TURN:
             record = self._record(line, served, target)
         return replace(record, reserved=reserved)
@@ -114,8 +116,8 @@ class JsonLines:
         return Record(body, is_bare=not is_whole)
 
     def _body(self, value: Any, length: int, served: ServedModel) -> Shape:
-        """Return the body in a line of `length` bytes. If the value is not a body, it is an
-        instance. Raise InvalidRequest."""
+        """Return the body that the value of a line of `length` bytes represents. If the value does
+        not have the shape of a body, it is an instance. Raise InvalidRequest."""
         if isinstance(value, dict):
             body = read_shape(value, length, self.generates)
             if not isinstance(body, FlatBody):
@@ -128,7 +130,7 @@ class JsonLines:
 
 
 def _check_target(named: Target, served: ServedModel, target: Target) -> None:
-    """Raise InvalidRequest if a line names a different model or version than its request."""
+    """Raise InvalidRequest if a line names another model or version than its request."""
     other = None
     if target.source != PATH and named.name not in (None, served.name, target.name):
         other = named.name
@@ -142,8 +144,8 @@ def _check_target(named: Target, served: ServedModel, target: Target) -> None:
 
 
 class LinesJob(Job):
-    """Answers a body of lines, one job after another. Lines are never streamed, and the header
-    Accept is ignored. `version` is a model version that answered at least one line."""
+    """Answers a body of lines, one group after another. Lines are never streamed, and the header
+    Accept is ignored. `version` is a version of the model that has answered a line."""
 
     def __init__(self, served: ServedModel, request: Request, records: Iterator[Record]) -> None:
         """Raise InvalidRequest if a parameter is wrong, or if the lines belong to a session."""
@@ -159,13 +161,13 @@ class LinesJob(Job):
 
     def answer(self, gateway: TritonGateway) -> Reply:
         """Return the reply with all lines. Raise InvalidRequest if there is no line, TritonTimeout
-        when the request has no time left, and any error with a status of 503 or above."""
-        # not a list of results, because orjson allocates 4 kB for each small one
+        if the request has no time left, and any error with a status of 503 or above."""
+        # write into a buffer instead of a list, because orjson allocates 4 kB for each small result
         written = io.BytesIO()
         answer = reserve(0, "the answer")
         count = 0
         batch = max(1, self.served.model.max_batch_size)
-        # lines are independent, so each is a sequence of its own
+        # lines are independent of each other, so each must be a separate sequence
         size = 1 if self.served.sequencing else BATCHES * batch
         try:
             for records in groups(self._records, size):
@@ -188,8 +190,8 @@ class LinesJob(Job):
         return Reply(written.getvalue(), JSON_LINES, self.version)
 
     def _answer(self, gateway: TritonGateway, records: list[Record]) -> list[bytes]:
-        """Return one line for each record of a group. If the group fails, halve it until each wrong
-        record is alone."""
+        """Return one line for each record of a group. If the group fails, answer each half of it
+        separately, until each wrong record is alone."""
         check_time()
         try:
             return self._lines(gateway, records)
@@ -202,12 +204,12 @@ class LinesJob(Job):
         return lines + self._answer(gateway, records[half:])
 
     def _lines(self, gateway: TritonGateway, records: list[Record]) -> list[bytes]:
-        """Answer the records of a group as one job, and return their lines. Only records with
-        instances are grouped (`groups`). Raise a ServingError."""
+        """Answer the records of a group as one job, and return their lines. A record without
+        instances is always a group of its own (`groups`). Raise a ServingError."""
         body = records[0].body
         if isinstance(body, ServingError):
-            # do not raise the error: its traceback would hold this frame, which holds the error (a
-            # reference cycle)
+            # Do not raise the error. Its traceback would refer to this frame, which refers to the
+            # error: a reference cycle.
             return [_error_line(body)]
         if isinstance(body, Instances):
             return self._predict(gateway, records)
@@ -254,7 +256,8 @@ def groups(records: Iterator[Record], most: int) -> Iterator[list[Record]]:
 
 
 def _check_line_error(error: ServingError) -> None:
-    """Raise `error` if it fails the whole body. Any other error becomes the answer to its line."""
+    """Raise `error` if it must fail the whole body. Do nothing if it may become the answer to its
+    line."""
     if error.status >= HTTPStatus.SERVICE_UNAVAILABLE:
         raise error
 
@@ -262,7 +265,7 @@ def _check_line_error(error: ServingError) -> None:
 def _error_line(error: ServingError) -> bytes:
     if error.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
         log.error("a line of a batch: %s", error, exc_info=error)
-    # drop the instance's number, which counts within a group and means nothing to the caller
+    # remove the instance's number: it is counted within a group, so the caller cannot interpret it
     if isinstance(error, DecodingError):
         error = DecodingError(error.reason, field=error.field)
     return orjson.dumps(error.fields(), option=orjson.OPT_APPEND_NEWLINE)

@@ -1,4 +1,5 @@
-"""Reads bodies that are npy files (numpy), each with one array for a model with one input."""
+"""Reads bodies that are NumPy's npy files. Such a file contains one array, which is sent to a model
+with one input."""
 
 import io
 import math
@@ -38,17 +39,18 @@ class NpyBody(TensorBody):
 
 
 def read_npy(data: bytes) -> Array:
-    """Return the array in an npy file, without copying its data. Check the header against the
-    length of the data, because numpy would allocate whatever the header claims. Raise
+    """Return the array in an npy file, without copying its data. Check that the header fits the
+    length of the data, because NumPy would allocate as much memory as the header claims. Raise
     DecodingError."""
     file = io.BytesIO(data)
     try:
         version = npy.read_magic(file)
-        # numpy has no reader for version 3.0, whose header differs from 2.0 only in its encoding
+        # NumPy has no public function for version 3.0, whose header differs from that of version
+        # 2.0 only in its encoding
         read: Any = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
         shape, fortran, dtype = read(file)
-    # numpy evaluates the header as Python, which raises ValueError, TokenError, RecursionError and
-    # others
+    # NumPy evaluates the header as Python, which may raise ValueError, TokenError, RecursionError
+    # and others
     except Exception as err:
         zipped = "this is an npz or another zip file; " if data.startswith(ZIP) else ""
         raise DecodingError(
@@ -58,7 +60,7 @@ def read_npy(data: bytes) -> Array:
         ) from err
     left = len(data) - file.tell()
     if dtype.kind not in KINDS or not _fills(shape, dtype.itemsize, left):
-        # a hexadecimal number in the header may have too many digits for str()
+        # str() refuses integers of too many digits, which a header can contain in hexadecimal
         can_be_shown = all(size in INT64 for size in shape)
         dimensions = str(shape)[:100] if can_be_shown else "a dimension beyond INT64"
         raise DecodingError(
@@ -68,7 +70,7 @@ def read_npy(data: bytes) -> Array:
         )
     array = np.frombuffer(data, dtype=dtype, offset=file.tell())
     order: Literal["F", "C"] = "F" if fortran else "C"
-    # a header may contain True instead of 1
+    # convert the sizes to int, because a header may contain True instead of 1
     return array.reshape(list(map(int, shape)), order=order)
 
 
@@ -76,7 +78,7 @@ def _fills(shape: tuple[int, ...], itemsize: int, size: int) -> bool:
     """Return whether an array of this shape takes exactly `size` bytes."""
     if len(shape) > MOST_DIMENSIONS or not itemsize:
         return False
-    # numpy refuses a huge dimension even if another one is 0
+    # check each dimension, because NumPy refuses a huge one even if another one is 0
     if not all(0 <= length <= size for length in shape):
         return False
     return math.prod(shape) * itemsize == size
@@ -101,10 +103,10 @@ def _fitted(array: Array, spec: TensorSpec, max_batch_size: int) -> Array:
 
 
 def _encoded(array: Array) -> Array:
-    """Encode an array of characters as UTF-8. Raise DecodingError if it contains four bytes that
-    are not a character."""
+    """Encode an array of Unicode strings as UTF-8. Raise DecodingError if it contains a value that
+    is not a character."""
     try:
         return np.char.encode(array, "utf-8")
-    # a surrogate, or a number beyond Unicode's range
+    # raised for a surrogate and for a number beyond Unicode's range
     except (UnicodeEncodeError, SystemError) as err:
         raise DecodingError(f"its strings are not Unicode ({err})", field="body") from err

@@ -1,4 +1,4 @@
-"""Bodies of OpenAI's API for embeddings."""
+"""Reads and answers bodies of OpenAI's API for embeddings."""
 
 from base64 import b64encode
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from serving.bodies.other_apis import TEXT, ApiBody, ApiJob, texts_of
 from serving.bodies.schemas import Count
 from serving.errors import InvalidRequest
 
-MOST_INPUTS = 2_048  # as many as OpenAI's own server takes
+MOST_INPUTS = 2_048  # texts in a request; OpenAI's own server has the same limit
 TEXTS = Meta(extra_json_schema={"items": TEXT, "minItems": 1, "maxItems": MOST_INPUTS})
 
 

@@ -1,5 +1,6 @@
-"""Bodies in the formats of other servers' APIs. Each contains instances for a model's client, and
-is answered in the same API's format. front/other_apis.py has the routes.
+"""Defines the base class of bodies in the formats of other servers' APIs. Such a body contains
+instances for a model's client, and is answered in the format of the same API. front/other_apis.py
+defines the routes.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,7 +23,8 @@ from serving.triton.tensors import InferReply
 TEXT: JsonObject = {"type": "string"}
 TEXTS = Meta(extra_json_schema={"items": TEXT, "minItems": 1, "maxItems": MOST_INSTANCES})
 Texts = str | Annotated[list[Any], TEXTS]
-# Where tokenizers cut a text. Generators of clients refuse an enum of "right" and "Right".
+# The side at which tokenizers cut a text. This is not an enum, because generators of API clients
+# refuse one that contains both "right" and "Right".
 Direction = Annotated[str, Meta(pattern="^[Rr]ight$")]
 
 
@@ -37,8 +39,8 @@ class ApiBody(Struct, forbid_unknown_fields=True, kw_only=True):
         return Target("the body", self.model)
 
     def bind(self, served: ServedModel, request: Request) -> Job:
-        """Return the job. Its reply ignores the header Accept. Raise InvalidRequest if the model
-        has another task."""
+        """Return the job, whose reply does not depend on the header Accept. Raise InvalidRequest if
+        the model has another task."""
         task = served.require_client().task
         if task not in self.tasks:
             raise InvalidRequest(
@@ -57,22 +59,23 @@ class ApiBody(Struct, forbid_unknown_fields=True, kw_only=True):
         raise NotImplementedError
 
     def client_parameters(self, client: ModelClient) -> Mapping[str, Any]:
-        """Return the parameters for the model's client. None keeps a parameter's default."""
+        """Return the parameters for the model's client. If a value is None, the client uses the
+        parameter's default."""
         raise NotImplementedError
 
     def entries(self, job: "ApiJob", result: Predictions) -> list[Any]:
-        """Return the entries that a batch of predictions adds to the list in the reply."""
+        """Return the entries of the reply's list that are made from a batch of predictions."""
         raise NotImplementedError
 
     def document(self, job: "ApiJob", items: bytes) -> bytes:
-        """Return the JSON of the reply with the `items` of its list, which is the whole reply
-        unless a subclass overrides this."""
+        """Return the JSON of the reply. `items` is the JSON of the list's entries, without
+        brackets. By default, the list is the whole reply."""
         return b"".join((b"[", items, b"]"))
 
 
 class ApiJob(InstancesJob):
-    """Predictions that are answered in the format of another API. `tokens` counts the tokens that
-    the model has read. `source` is the vector with which a Similarity compares the others."""
+    """Makes predictions, and answers them in the format of another API. `tokens` counts the tokens
+    that the model has read. `source` is the vector with which Similarity compares the others."""
 
     source: Any = None
 
@@ -99,7 +102,8 @@ class ApiJob(InstancesJob):
 
 
 def _tokens_read(tensors: Tensors) -> int:
-    """Return how many tokens of a batch are not padding. Without a mask, all tokens count."""
+    """Return how many tokens of a batch are not padding. If there is no attention mask, count all
+    tokens."""
     if "input_ids" in tensors and "attention_mask" not in tensors:
         return tensors["input_ids"].size
     return total(tensors, "attention_mask")

@@ -9,15 +9,15 @@ from serving.errors import InvalidRequest, PayloadTooLarge, UnsupportedMediaType
 PACKED = ("gzip", "x-gzip", "deflate")
 DETECT = zlib.MAX_WBITS | 32  # accept a gzip or a zlib header
 PIECE = 64 * 1024  # bytes of compressed data
-INFLATED = 2**20  # bytes that one call decompresses; copying them holds the GIL
+INFLATED = 2**20  # bytes that one call decompresses at most, because copying them holds the GIL
 
 
 def unpacked(body: bytes, encoding: str, limit: int) -> bytes:
-    """Return the decompressed body, of at most `limit` bytes. If `encoding` is "" or identity,
-    return it unchanged.
+    """Return the decompressed body. If `encoding` is "" or identity, return it unchanged.
 
-    Raise UnsupportedMediaType, PayloadTooLarge, or InvalidRequest if the data is truncated or has
-    another encoding.
+    Raise UnsupportedMediaType if the encoding is not supported, PayloadTooLarge if the decompressed
+    body has more than `limit` bytes, and InvalidRequest if the data is truncated or does not have
+    this encoding.
     """
     name = encoding.strip().lower()
     if name in ("", "identity"):
@@ -43,9 +43,9 @@ def unpacked(body: bytes, encoding: str, limit: int) -> bytes:
 
 
 def _inflate_member(packed: memoryview, content: io.BytesIO, limit: int) -> int:
-    """Append the content of the first gzip member to `content`, and return the member's compressed
-    length. The data is passed to zlib in pieces, because zlib copies whatever follows the
-    member."""
+    """Decompress the first gzip member of `packed`, append the result to `content`, and return the
+    member's compressed length. Pass the data to zlib in pieces, because zlib copies the data that
+    follows the member."""
     member = zlib.decompressobj(DETECT)
     end = 0
     while not member.eof:

@@ -1,7 +1,7 @@
 """Determines the kind of a body from its Content-Type and its first bytes.
 
 JSON is recognized by its first byte, because curl and AWS's notebooks send it with any
-Content-Type. In a body declared as a text or CSV, it is recognized by its keys.
+Content-Type. A body that was declared as text or CSV counts as JSON only if it has known keys.
 """
 
 import re
@@ -28,7 +28,7 @@ from serving.codecs import FORM
 from serving.errors import InvalidRequest, PayloadTooLarge
 from serving.headers import CSV, LIBSVM, NPY_TYPE
 
-# image formats by their first bytes
+# maps the first bytes of image files to their formats
 IMAGES = {b"\x89PNG": "png", b"\xff\xd8\xff": "jpeg", b"RIFF": "webp", b"GIF8": "gif"}
 OBJECT = re.compile(rb"(?:%b)?\s*\{" % BOM)
 LISTED: Any = list[Any] | str
@@ -37,8 +37,8 @@ Body = Shape | ApiBody | BareBody | CsvBody | JsonLines | TextOrForm
 
 
 def read_attributes(header: str) -> dict[str, str]:
-    """Parse key-value pairs such as `model_name=resnet;classes=0,1`. A comma followed by another
-    pair is a separator too, as in SageMaker's examples. Text that is not a pair is ignored."""
+    """Parse key-value pairs such as `model_name=resnet;classes=0,1`. As in SageMaker's examples, a
+    comma is a separator too if another pair follows it. Text that is not a pair is ignored."""
     pairs = (part.partition("=") for part in re.split(r";|,(?=[^=;,]*=)", header))
     return {
         name.strip(): value.strip()
@@ -49,7 +49,7 @@ def read_attributes(header: str) -> dict[str, str]:
 
 @lru_cache(maxsize=256)
 def media_type(content_type: str) -> tuple[str, Mapping[str, str]]:
-    """Return the media type of a Content-Type in lower case, and its parameters. The results are
+    """Return the media type of a Content-Type header in lower case, and its parameters. Results are
     cached, because callers send only a few different values."""
     kind, params = parse_options_header(content_type)
     return kind.lower(), params
@@ -75,7 +75,7 @@ def read_body(content_type: str, data: bytes, generates: bool = False, stream: s
         return _read_json(data, generates, stream)
     if OBJECT.match(data) and kind not in (TEXT, CSV):
         return read_object(data, generates, stream)
-    # a text or CSV may also begin with {: it is JSON only if it has one of WHOLE_BODY's keys
+    # A text or CSV may begin with { too. It counts as JSON only if it has one of WHOLE_BODY's keys.
     if document := _object_in_text(data):
         return read_shape(document, len(data), generates, stream)
     if kind in LIBSVM:
@@ -103,7 +103,8 @@ def _read_json(data: bytes, generates: bool, stream: str) -> Body:
 
 
 def _object_in_text(data: bytes) -> JsonObject | None:
-    """Return the JSON object in a text or CSV body, or None if it has none of WHOLE_BODY's keys."""
+    """Return the JSON object in a body that was declared as text or CSV. Return None if it is not
+    an object, or has none of WHOLE_BODY's keys."""
     if not OBJECT.match(data):
         return None
     with suppress(InvalidRequest, PayloadTooLarge):

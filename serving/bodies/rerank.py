@@ -1,5 +1,5 @@
-"""Requests and replies of rankings, in the formats of Cohere, Jina and text-embeddings-inference
-(TEI)."""
+"""Reads requests for rankings, and answers them, in the formats of Cohere, Jina and
+text-embeddings-inference (TEI)."""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar

@@ -1,9 +1,9 @@
-"""The shapes that a JSON body may have, as Structs. They validate bodies and are the schemas in
-/openapi.json.
+"""Defines the shapes that a JSON body may have, as msgspec's Structs. They validate bodies, and
+become the schemas in /openapi.json.
 
-The keys of a body determine its shape (documents.py). A limit that is given only in an
-`extra_json_schema` is checked where the value is used, so that the error can name the tensor or the
-limit.
+The keys of a body determine its shape (documents.py). A limit that appears only in an
+`extra_json_schema` is checked where the value is used, because an error raised there can name the
+tensor or the limit.
 """
 
 import re
@@ -29,7 +29,8 @@ Size = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Count = Annotated[int, Meta(ge=1, le=2**63 - 1)]
 UNKNOWN_FIELD = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
 Values = Annotated[list[Any], Meta(extra_json_schema={"items": {}})]
-# nested lists and objects: Python allows 1,000 nested calls, including those of msgspec
+# Levels of nested lists and objects, for the error message. Python allows 1,000 nested calls, and
+# msgspec uses one for each level.
 DEEPEST = 900
 BOM = b"\xef\xbb\xbf"  # the byte order mark that editors and spreadsheets write before UTF-8
 
@@ -104,8 +105,8 @@ class TensorParameters(Struct):
     shared_memory_region: Annotated[Any, Meta(extra_json_schema={"not": {}})] = UNSET
 
     def __post_init__(self) -> None:
-        """Refuse shared memory, because Triton's regions belong to the server. msgspec adds to the
-        error which tensor it concerns."""
+        """Raise ValueError if a caller uses shared memory, because Triton's regions are for this
+        server only. msgspec adds the location of the tensor to the error."""
         if self.shared_memory_region is not UNSET:
             raise ValueError("there is no shared memory with a caller; send the data in the body")
 
@@ -174,9 +175,9 @@ _DESCRIBING = threading.Lock()
 
 
 def describe(shape: Any) -> None:
-    """Make msgspec prepare its description of a shape, in one thread only. msgspec stores the
-    description in the class before it is complete, and another thread that reads it at that moment
-    crashes the worker (SIGSEGV)."""
+    """Make msgspec prepare its description of a shape while no other thread does so. msgspec stores
+    the description in the class before it is complete, and another thread that reads it at that
+    moment would crash the worker (SIGSEGV)."""
     with _DESCRIBING:
         if shape not in _DESCRIBED:
             msgspec.json.Decoder(shape)
@@ -186,8 +187,9 @@ def describe(shape: Any) -> None:
 def read(
     shape: type[Type], value: bytes | Mapping[str, Any], subject: str = "the body", hint: str = ""
 ) -> Type:
-    """Parse a JSON text, or convert a parsed object, to `shape`: a Struct, or any type that msgspec
-    supports. Raise InvalidRequest or PayloadTooLarge."""
+    """Parse a JSON text, or convert a parsed object, to `shape`, which is a Struct or any other
+    type that msgspec supports. Raise InvalidRequest, whose message begins with `subject` and ends
+    with `hint`, or PayloadTooLarge."""
     describe(shape)
     try:
         if isinstance(value, Mapping):
@@ -212,8 +214,8 @@ def read(
 
 
 def _explained(error: msgspec.ValidationError, shape: Any, subject: str) -> str:
-    """Return msgspec's message, preceded by the place of the mistake. If a key is unknown, list the
-    known keys."""
+    """Return msgspec's message, preceded by the location of the mistake. If a key is unknown, list
+    the known keys."""
     message, _, location = str(error).partition(" - at `$")
     location = location.removeprefix(".").removesuffix("`")
     where = f"{subject}, '{location}'" if location else subject

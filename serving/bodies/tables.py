@@ -1,7 +1,7 @@
-"""Bodies of CSV, whose rows are instances of a model that accepts rows.
+"""Reads CSV, whose rows are instances for a model that accepts rows.
 
-Rows are kept as bytes until they are processed, because their cells take several times as much
-memory.
+Rows are kept as bytes until they are processed, because the cells take several times as much memory
+as Python objects.
 """
 
 import io
@@ -30,7 +30,7 @@ HEADER = {"present": True, "absent": False}  # the media type's parameter `heade
 
 @dataclass(frozen=True)
 class CsvItem(Item):
-    """One row of CSV. If the body has a header, the cells become an object whose keys are
+    """A row of CSV. If the body has a header, the row becomes an object whose keys are the
     `columns`."""
 
     columns: Sequence[str] = ()
@@ -46,9 +46,9 @@ class CsvItem(Item):
 
 @dataclass(frozen=True)
 class CsvBody:
-    """A table in CSV. `header` says whether the first row is a header; None means that the model's
-    columns decide. If the table `can_be_lines` and the caller accepts JSON lines, each row is
-    answered with a line of its own, as batch transform expects."""
+    """A table in CSV. `header` says whether the first row is a header. If it is None, the first row
+    is a header if it names the model's columns. If `can_be_lines` is true and the caller accepts
+    JSON lines, each row is answered with a line, as batch transform expects."""
 
     data: bytes
     header: bool | None = None
@@ -81,7 +81,7 @@ class CsvBody:
         columns = self._columns(client, first)
         is_only = self.header is None and second is None
         if is_only and first.lstrip()[:1] == b"0":
-            columns = None  # a single row such as 0,1,2 is not a header
+            columns = None  # do not take a single row such as 0,1,2 for a header
         if columns is None:
             yield CsvItem("", raw=first)
         if second is not None:
@@ -90,8 +90,8 @@ class CsvBody:
             yield CsvItem("", raw=row, columns=columns or ())
 
     def _columns(self, client: ModelClient, first: bytes) -> Sequence[str] | None:
-        """Return the columns that the first row names. Return None if it is not a header, and () if
-        its names do not matter."""
+        """Return the columns that the first row names. Return None if that row is not a header, and
+        () if it is a header whose names do not matter."""
         if self.header is False:
             return None
         try:
@@ -99,7 +99,7 @@ class CsvBody:
         except DecodingError as err:
             if self.header:
                 raise err.at(0) from err
-            return None  # a wrong row, which gets an error like any other row
+            return None  # the row is wrong, and gets an error like any other row
         if columns is None and self.header:
             if client.columns:
                 raise InvalidRequest(
@@ -112,15 +112,15 @@ class CsvBody:
 
 
 def read_csv(data: bytes, header: str) -> CsvBody:
-    """Return the body. `header` is the parameter of the media type, or "" if it is missing. Raise
-    InvalidRequest."""
+    """Return the body for CSV. `header` is the media type's parameter of that name, or "" if it is
+    missing. Raise InvalidRequest."""
     if header and header not in HEADER:
         raise InvalidRequest(f"text/csv; header={header[:40]}: it is present or absent")
     return CsvBody(data, HEADER.get(header))
 
 
-# A quote at the beginning of a cell opens it, and a single quote closes it; elsewhere a quote is an
-# ordinary character, as in the csv module.
+# Patterns for a complete row. As in the csv module, a cell is quoted if it begins with a quote. It
+# then ends at the next quote that is not doubled. Elsewhere, a quote is an ordinary character.
 QUOTED = rb'(?:[^"]++|"")*+"[^,]*+'  # the rest of a cell after its opening quote
 FURTHER = rb'(?:,(?:"(?:[^"]++|"")*+"|(?!"))[^,]*+)*+'  # the cells after the first one
 WHOLE_ROW = re.compile(rb'(?:"%b|(?!")[^,]*+)%b' % (QUOTED, FURTHER))
@@ -128,8 +128,8 @@ ITS_END = re.compile(QUOTED + FURTHER)
 
 
 def _rows(lines: Iterable[bytes]) -> Iterator[bytes]:
-    """Yield the rows; a row has several lines if a quoted cell contains line breaks. Skip empty
-    lines."""
+    """Join lines to rows, and yield the rows. A row has several lines if a quoted cell contains
+    line breaks. Skip empty rows."""
     row = bytearray()
     for line in lines:
         is_complete = (ITS_END if row else WHOLE_ROW).fullmatch(line)

@@ -1,4 +1,5 @@
-"""Writes predictions and tensors as CSV or as an npy file, if Accept asks for one."""
+"""Writes predictions and tensors as CSV or as an npy file, for callers whose header Accept asks for
+one of these."""
 
 import csv
 import io
@@ -18,27 +19,28 @@ from serving.model_status.served_model import ServedModel
 from serving.request_memory import WRITTEN, reserve, tensor_strings
 from serving.triton.tensors import Array, InferReply, Tensor
 
-# kinds of dtypes that an npy file can hold without pickle: booleans, numbers, strings
+# kinds of dtypes that an npy file can contain without pickle: booleans, numbers and strings
 KINDS = "biufSU"
 JSON_INSTEAD = "ask for application/json"
 NOT_ONE = f"the model's predictions are not one array; {JSON_INSTEAD}"
 
 
 def predictions_as_csv(predictions: Sequence[Any]) -> bytes:
-    """Return one CSV line per prediction: its values in order, with lists and objects flattened."""
+    """Return one line of CSV for each prediction, which contains its values in order. Lists and
+    objects are flattened."""
     return _written(list(_cells(prediction)) for prediction in predictions)
 
 
 def predictions_as_array(predictions: Sequence[Any]) -> Array:
-    """Return the predictions as one array. If they are objects, as table models return them, use
-    each object's `prediction`. Raise NotAcceptable."""
+    """Return the predictions as one array. If a prediction is an object, as those of table models
+    are, use its field `prediction`. Raise NotAcceptable."""
     values = [
         prediction.get("prediction") if isinstance(prediction, dict) else prediction
         for prediction in predictions
     ]
     try:
         array = np.array(values)
-    except ValueError:  # lists of different lengths
+    except ValueError:  # raised for lists of different lengths
         array = np.empty(0, np.object_)
     if array.dtype.kind not in KINDS:
         raise NotAcceptable(NOT_ONE)
@@ -53,7 +55,7 @@ def joined(arrays: Sequence[Array]) -> Array:
 
 
 def tensor_reply(served: ServedModel, result: InferReply, kind: str, budget: Budget) -> Reply:
-    """Return the outputs as CSV or as an npy file, as the media type `kind` says. Raise
+    """Return the outputs as CSV or as an npy file, depending on the media type `kind`. Raise
     NotAcceptable."""
     if kind == CSV:
         return Reply(_tensors_as_csv(result.outputs, budget), CSV, result.version)
@@ -73,8 +75,8 @@ def tensor_reply(served: ServedModel, result: InferReply, kind: str, budget: Bud
 
 
 def write_npy(array: Array, budget: Budget) -> bytes:
-    """Return the array as an npy file. Strings become bytes, all as wide as the longest. Raise
-    PayloadTooLarge."""
+    """Return the array as an npy file. Strings are written as bytes, padded to the length of the
+    longest one. Raise PayloadTooLarge."""
     size = array.nbytes
     if array.dtype == np.object_:
         size = array.size * max(map(len, array.flat), default=0)
@@ -88,8 +90,8 @@ def write_npy(array: Array, budget: Budget) -> bytes:
 
 
 def _tensors_as_csv(tensors: Sequence[Tensor], budget: Budget) -> bytes:
-    """Return one CSV line per row, with the values of all tensors one after another. Raise
-    NotAcceptable or PayloadTooLarge."""
+    """Return one line of CSV for each row, which contains the values of all tensors in that row.
+    Raise NotAcceptable or PayloadTooLarge."""
     counts = {_count(tensor) for tensor in tensors}
     if len(counts) != 1:
         raise NotAcceptable(f"the outputs have different numbers of rows; {JSON_INSTEAD}")

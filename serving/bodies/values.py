@@ -1,5 +1,5 @@
-"""Converts JSON values to tensors and tensors to JSON values. Every value that Triton gets is
-checked here."""
+"""Converts JSON values to tensors and tensors to JSON values. Checks all values and parameters from
+JSON before they are sent to Triton."""
 
 import io
 import math
@@ -32,7 +32,7 @@ from serving.sessions import SEQUENCE_PARAMETERS
 from serving.triton.tensors import Array, Parameters, Tensor, numpy_dtype
 
 TOO_DEEP = f"its data are nested more than {MOST_DIMENSIONS} deep"
-# The types of JSON values that are allowed for a datatype, by the kind of its numpy dtype.
+# The types of JSON values that are allowed for a datatype, keyed by the kind of its NumPy dtype.
 TYPES: dict[str, set[type]] = {"b": {bool}, "i": {int}, "u": {int}, "f": {int, float}, "O": {str}}
 
 
@@ -60,13 +60,14 @@ def flat_array(datatype: str, data: Any) -> Array:
     return numbers
 
 
-# The 8-byte type to which simdjson copies numbers, by the kind of dtype that they become.
+# The 8-byte type to which simdjson copies numbers, keyed by the kind of the dtype that they get
+# afterwards.
 COPIES: dict[str, Literal["d", "i", "u"]] = {"f": "d", "i": "i", "u": "u"}
 
 
 def _copied(data: simdjson.Array, dtype: np.dtype[Any]) -> Array | None:
-    """Return the numbers of an array, nested or flat, or None if one of them does not fit the
-    dtype."""
+    """Convert the numbers in a simdjson array, nested or flat, to a flat NumPy array. Return None
+    if one of them does not fit the dtype."""
     if dtype.kind not in COPIES:
         return None
     try:
@@ -77,8 +78,8 @@ def _copied(data: simdjson.Array, dtype: np.dtype[Any]) -> Array | None:
 
 
 def fitted(numbers: Array, dtype: np.dtype[Any]) -> Array | None:
-    """Convert numbers to the dtype. Return None if one of them does not fit. Infinity and NaN are
-    kept."""
+    """Convert the numbers to the dtype. Keep infinity and NaN. Return None if another number does
+    not fit."""
     try:
         with np.errstate(over="raise"):
             cast = numbers.astype(dtype, copy=False)
@@ -101,7 +102,7 @@ def _numbers(values: list[Any], dtype: np.dtype[Any]) -> Array | None:
                 numbers[start : start + len(some)] = np.array(some, dtype=dtype)
                 start += len(some)
             return numbers
-    # OverflowError is raised for whole numbers of more than 308 digits
+    # NumPy raises OverflowError for integers of more than 308 digits
     except (FloatingPointError, OverflowError):
         return None
 
@@ -114,8 +115,9 @@ def out_of_range(datatype: str, dtype: np.dtype[Any]) -> str:
 
 
 def _flat(values: list[Any]) -> tuple[list[Any], set[type]]:
-    """Return the values without their nesting, and their types. While all values are lists, each
-    pass removes one level. Lists among other values are then flattened recursively."""
+    """Flatten nested lists. Return the values that are not lists, and the types of these values.
+    While all values are lists, each pass removes one level of nesting. If only some of them are
+    lists, the rest is flattened recursively."""
     for depth in range(MOST_DIMENSIONS):
         types = types_of(values)
         if list not in types:
@@ -145,8 +147,8 @@ def flattened(lists: list[list[Any]]) -> list[Any]:
 
 
 def _add_leaves(values: list[Any], depth: int, leaves: list[Any]) -> None:
-    """Append to `leaves` all values that are not lists, including those in lists that are nested at
-    most `depth` deep."""
+    """Append all values that are not lists to `leaves`, including those inside nested lists. Raise
+    InvalidRequest if the lists are nested more than `depth` deep."""
     if not depth:
         raise InvalidRequest(TOO_DEEP)
     for value in in_time(values):
@@ -156,7 +158,7 @@ def _add_leaves(values: list[Any], depth: int, leaves: list[Any]) -> None:
             leaves.append(value)
 
 
-# The characters of the longest number of each datatype, including a comma.
+# The number of characters of the longest number of each datatype in JSON, including a comma.
 WIDTHS = {
     "BOOL": 6,
     "INT8": 5,
@@ -188,15 +190,15 @@ def _written(tensor: Tensor) -> int:
 
 
 def _json_length(tensor: Tensor) -> int:
-    """Return the maximum number of bytes that a tensor's elements take in JSON. Strings may take
-    more, because escapes are not counted."""
+    """Return how many bytes a tensor's elements take in JSON. For numbers this is the maximum.
+    Strings may take more, because escapes are not counted."""
     if tensor.datatype in WIDTHS:
         return WIDTHS[tensor.datatype] * math.prod(tensor.shape)
     return len(tensor.data)
 
 
 def json_values(tensor: Tensor) -> Any:
-    """Return a tensor's elements, flat, in a form that orjson accepts: an array, or a list of
+    """Return a tensor's elements in a form that orjson accepts: a flat array, or a flat list of
     strings. Raise PayloadTooLarge."""
     if tensor.datatype != "BYTES":
         return tensor.array().reshape(-1)
@@ -212,8 +214,8 @@ def json_values(tensor: Tensor) -> Any:
 
 def write_items(text: io.BytesIO, values: Any) -> None:
     """Write the JSON of a flat array or a list of strings, without its brackets. Write it in
-    pieces, because orjson holds the GIL, and 12 million numbers take 0.3 s. Only one request of a
-    worker writes a piece at a time."""
+    pieces, because orjson holds the GIL while it writes, and takes 0.3 s for 12 million numbers. If
+    there are many values, only one request of a worker writes a piece at a time."""
     for start in range(0, len(values), AT_ONCE):
         check_time()
         some = values[start : start + AT_ONCE]
@@ -225,8 +227,8 @@ def write_items(text: io.BytesIO, values: Any) -> None:
 
 
 def check_shape(shape: Sequence[int], length: int) -> tuple[int, ...]:
-    """Check that a body of `length` bytes can hold a tensor of this shape, with at least one byte
-    per element, and return the shape. Raise InvalidRequest."""
+    """Check that a body of `length` bytes is large enough for a tensor of this shape, whose
+    elements take at least one byte each. Return the shape as a tuple. Raise InvalidRequest."""
     if max(shape, default=0) > length or math.prod(shape) > length:
         raise InvalidRequest(
             f"the body of {length} bytes cannot hold a tensor of shape {quoted(shape)}"
@@ -234,17 +236,18 @@ def check_shape(shape: Sequence[int], length: int) -> tuple[int, ...]:
     return tuple(shape)
 
 
-# Triton's own parameters that are numbers, and their maximum values: `timeout` is in microseconds,
-# `priority` is a level. Triton has only one other parameter, OWN_FLAG, whose name begins with
-# OWN_PREFIX.
+# The parameters of a request that Triton itself defines. OWN_NUMBERS maps those that are numbers to
+# their maximum values; `timeout` is in microseconds, and `priority` is a level. The only other one
+# is OWN_FLAG. Triton reserves names that begin with OWN_PREFIX.
 OWN_NUMBERS = {"timeout": 10**15, "priority": 2**63 - 1}
 OWN_PREFIX = "triton_"
 OWN_FLAG = "triton_enable_empty_final_response"
 
 
 def request_parameters(job: Job, parameters: Mapping[str, Any]) -> Parameters:
-    """Return the parameters to send to Triton, with those of the job's session. Leave out those of
-    sequences if the model has no sequences. Raise InvalidRequest or PayloadTooLarge."""
+    """Check a request's parameters. Return those to send to Triton, including those of the job's
+    session. If the model has no sequences, leave out the parameters of sequences. Raise
+    InvalidRequest or PayloadTooLarge."""
     check_count(len(parameters), MOST_NAMED, "parameters")
     sequencing = job.served.sequencing
     checked: dict[str, bool | int | float | str] = {}
@@ -260,7 +263,7 @@ def request_parameters(job: Job, parameters: Mapping[str, Any]) -> Parameters:
 
 
 def _check_parameter(name: str, value: object) -> None:
-    """Raise InvalidRequest if Triton does not accept the parameter, or would read a different
+    """Raise InvalidRequest if Triton does not accept the parameter, or would receive a different
     value."""
     subject = f"parameter {quoted(name)}"
     if not isinstance(value, bool | int | float | str):
