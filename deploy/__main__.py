@@ -18,7 +18,7 @@ from deploy.options import Common, Create, Delete, Endpoint, Invoke, Push, Scale
 from deploy.push import push
 from deploy.stack import say
 
-SIMULATED_REGION = "us-east-1"  # used with --endpoint-url if no region is set
+SIMULATED_REGION = "us-east-1"  # the region for --endpoint-url if none is set
 POLL = 10.0  # seconds between checks of an endpoint
 
 
@@ -43,7 +43,7 @@ def scale(options: Scale, aws: Aws) -> None:
     aws.report(f"the endpoint '{options.name}' scales with its load")
 
 
-# the options, the function and the help of each command
+# maps each command to the class of its options, its function, and its help text
 COMMANDS: dict[str, tuple[type[Common], Callable[[Any, Aws], None], str]] = {
     "push": (Push, push, "push the image to ECR"),
     "create": (Create, create, "create the model, the endpoint configuration and the endpoint"),
@@ -83,7 +83,7 @@ def main(
         say("interrupted; AWS continues what it has begun")
         return 130
     except BrokenPipeError:
-        # otherwise Python's flush at exit would fail too
+        # redirect stdout, because Python flushes it at exit, and would fail again
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except (DeployError, ClientError, BotoCoreError) as err:

@@ -1,4 +1,5 @@
-"""The command `autoscale` adjusts the number of instances to the load, by target tracking."""
+"""Builds the requests for the command `autoscale`, which makes AWS adjust the number of instances
+to the load (target tracking)."""
 
 from typing import Any
 
@@ -20,8 +21,8 @@ def variant(name: str) -> Reply:
 
 
 def policy(name: str, metric: str, value: float) -> Reply:
-    """Return the parameters of PutScalingPolicy. The policy's name does not depend on the metric,
-    so a new policy replaces the old one."""
+    """Return the parameters of PutScalingPolicy. The name of the policy does not depend on the
+    metric, so that a new policy replaces the old one."""
     return {
         **variant(name),
         "PolicyName": f"{name}-target-tracking",

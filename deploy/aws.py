@@ -16,8 +16,8 @@ from deploy.errors import DeployError, UsageError, is_absent, one_line
 
 Reply = dict[str, Any]
 RUNTIME = "sagemaker-runtime"
-READ_TIMEOUT = 70  # seconds; SageMaker itself gives up on a container after 60
-WAIT = 7200.0  # seconds; AWS itself gives up on an endpoint sooner
+READ_TIMEOUT = 70  # seconds; SageMaker itself waits 60 s for a container's reply
+WAIT = 7200.0  # seconds; AWS itself gives up creating or updating an endpoint sooner
 
 
 class Aws:
@@ -50,7 +50,8 @@ class Aws:
         return reply
 
     def find(self, service: str, operation: str, **parameters: Any) -> Reply | None:
-        """Return the reply, or None if the resource does not exist."""
+        """Make a call that changes nothing. Return the reply, or None if the resource does not
+        exist."""
         try:
             return self.read(service, operation, **parameters)
         except ClientError as err:
@@ -59,7 +60,8 @@ class Aws:
             raise
 
     def list(self, service: str, operation: str, key: str, **parameters: Any) -> list[Any]:
-        """Return all items of a paginated listing, whose pages contain the items under `key`."""
+        """Return the items of all pages of a listing. `key` is the field of a page that contains
+        its items."""
         pages = self._client(service).get_paginator(xform_name(operation)).paginate(**parameters)
         return [*chain.from_iterable(page.get(key, ()) for page in pages)]
 
@@ -103,8 +105,8 @@ class Aws:
             ) from None
 
     def check(self, service: str, operation: str, parameters: Reply) -> None:
-        """Raise a UsageError that lists the invalid fields if botocore's model of the operation
-        does not accept `parameters`."""
+        """Check `parameters` against botocore's model of the operation. Raise a UsageError that
+        lists the invalid fields."""
         report = ParamValidator().validate(parameters, self.input_shape(service, operation))
         if report.has_errors():
             raise UsageError(f"{operation}: {one_line(report.generate_report())}")
@@ -120,8 +122,8 @@ class Aws:
         return self._clients[service]
 
     def _connect(self, service: str, url: str | None) -> Any:
-        """Create a client. If there are no credentials, calls to `url` are not signed. A call to
-        the runtime API is never retried."""
+        """Create a client for the service, at `url` if that is given. If there are no credentials,
+        do not sign the calls to `url`. Never retry a call to the runtime API."""
         unsigned = {}
         if url and self._session.get_credentials() is None:
             unsigned["signature_version"] = UNSIGNED
@@ -138,8 +140,8 @@ class Aws:
 
 
 def printable(value: Any) -> Any:
-    """Convert parameters to values that JSON can represent. Replace bodies by their size, and mask
-    secrets in a container's environment."""
+    """Convert the parameters of a call to values that can be printed as JSON. Replace bodies by
+    their sizes, and mask secrets in a container's environment."""
     if isinstance(value, bytes):
         return f"<{len(value)} bytes>"
     if isinstance(value, Mapping):

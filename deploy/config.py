@@ -1,5 +1,5 @@
-"""Reads --config FILE: parts of AWS's requests, keyed by operation, which are merged into the
-requests that a command sends."""
+"""Reads --config FILE, which contains parts of AWS's requests, keyed by operation, and merges them
+into the requests that a command sends."""
 
 import argparse
 import json
@@ -47,8 +47,8 @@ class Loader(yaml.SafeLoader):  # type: ignore[misc]
 
 
 def read(path: str) -> dict[str, Any]:
-    """Return the file's requests, keyed by operation. Raise ArgumentTypeError if the file is
-    invalid."""
+    """Return the content of the file: parts of requests, keyed by operation. Raise
+    ArgumentTypeError if the file is invalid."""
     try:
         data = Path(path).read_bytes()
         if len(data) > MAX_BYTES:
@@ -74,19 +74,19 @@ def _check(operation: str, part: Any) -> None:
 
 
 def request(aws: Aws, config: Mapping[str, Any], operation: str, parameters: Reply) -> Reply:
-    """Return `parameters`, merged with the operation's part of the file. Raise a UsageError that
-    names the field if AWS does not accept one."""
+    """Return `parameters`, merged with the part for the operation in --config. If AWS does not
+    accept a field, raise a UsageError that names it."""
     merged: Reply = merge(parameters, config.get(operation, {}))
     aws.check(SERVICES[operation], operation, merged)
     return merged
 
 
 def merge(base: Any, patch: Any, depth: int = 0) -> Any:
-    """Return `base` changed by `patch`: objects are merged by key (null removes a key), and lists
-    of objects by position, so an empty list changes nothing in one.
+    """Return `base`, changed by `patch`. Objects are merged by key, and null removes a key. Lists
+    of objects are merged by position, so that an empty list changes nothing. Any other value in
+    `patch` replaces the value in `base`.
 
-    Any other value in `patch` replaces the one in `base`. Except for lists of objects, this is JSON
-    Merge Patch (RFC 7396).
+    Except for lists of objects, this is JSON Merge Patch (RFC 7396).
     """
     if depth > MAX_DEPTH:
         raise UsageError(f"--config: more than {MAX_DEPTH} levels in each other")

@@ -1,5 +1,5 @@
-"""The commands `create`, `update`, `status` and `delete` work on an endpoint, its configuration and
-its model."""
+"""Implements the commands `create`, `update`, `status` and `delete`, for an endpoint with its
+configuration and its model."""
 
 import sys
 from collections.abc import Mapping
@@ -19,8 +19,8 @@ CHANGING = ("Creating", "Updating", "SystemUpdating", "RollingBack", "Deleting")
 
 
 def create(options: Endpoint, aws: Aws) -> None:
-    """Create the model, the configuration and the endpoint, except those that already exist with
-    the same content."""
+    """Create the model, the endpoint configuration and the endpoint. Reuse those that already exist
+    with the same content. Replace an endpoint that has failed."""
     model = model_request(options, aws, {})
     config = endpoint_config(options, aws, {}, model["ModelName"])
     current = _describe(options, aws)
@@ -41,8 +41,8 @@ def create(options: Endpoint, aws: Aws) -> None:
 
 
 def _wait_for_existing(options: Endpoint, aws: Aws, current: Reply, config: Reply) -> None:
-    """Wait for an endpoint that an earlier `create` made. Raise DeployError if its configuration is
-    not `config`."""
+    """Wait until an endpoint that exists already is in service. Raise DeployError if its
+    configuration is not `config`."""
     if current["EndpointConfigName"] != config["EndpointConfigName"]:
         raise DeployError(
             f"the endpoint '{options.name}' exists with other settings: 'update' changes it"
@@ -98,20 +98,21 @@ def _describe_content(aws: Aws, endpoint: Reply) -> tuple[Reply, Reply]:
 
 
 def _own_tags(options: Endpoint, aws: Aws, endpoint: Reply) -> list[dict[str, str]]:
-    """Return the endpoint's tags, without the two that mark the stack."""
+    """Return the endpoint's tags, except the two that mark the resources of the stack."""
     stack_tags = tags(options)
     return [tag for tag in tags_of(aws, endpoint["EndpointArn"]) if tag not in stack_tags]
 
 
 def _changed_model(options: Endpoint, aws: Aws, current: Reply) -> Reply | None:
-    """Return the request for a new model, or None if the current one has the same content."""
+    """Return the request that creates the changed model, or None if the model does not change."""
     old = kept(aws, "CreateModel", current)
     new = model_request(options, aws, old)
     return new if untagged(new, "ModelName") != old else None
 
 
 def _with_current_instances(config: Reply, endpoint: Reply) -> Reply:
-    """Return the configuration with the instance counts that the endpoint has now."""
+    """Return the configuration with the number of instances that the endpoint has now, because
+    autoscaling may have changed it."""
     states = endpoint.get("ProductionVariants", ())
     variants = [dict(variant) for variant in config["ProductionVariants"]]
     for variant, state in zip(variants, states, strict=False):
@@ -162,8 +163,8 @@ def _instances(variant: Mapping[str, Any], endpoint: Mapping[str, Any]) -> str:
 
 
 def delete(options: Delete, aws: Aws) -> None:
-    """Delete the resources with the stack's tags, after confirmation. Keep the image, the files in
-    S3 and the logs."""
+    """Delete the resources that have the stack's tags, after asking for confirmation. Keep the
+    image, the files in S3 and the logs."""
     resources: list[tuple[str, str]] = []
     for kind in KINDS:
         resources += [(kind, name) for name in owned(options, aws, kind)]
@@ -210,8 +211,8 @@ def _describe(options: Common, aws: Aws) -> Reply | None:
 
 
 def _settle(options: Endpoint, aws: Aws, config: Reply) -> bool:
-    """Wait until the endpoint serves `config`. Raise DeployError if AWS rolled back. Return False
-    if --no-wait leaves the outcome open."""
+    """Wait until the endpoint serves `config`, and return True. Raise DeployError if AWS has rolled
+    the update back. With --no-wait, return False immediately."""
     if options.no_wait or aws.dry_run:
         return aws.dry_run
     say("waiting for the endpoint, which takes minutes")

@@ -1,4 +1,5 @@
-"""Checks the container's environment variables against its settings, and masks secrets."""
+"""Checks the environment variables for the container against the settings that it has, and masks
+secrets."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -22,10 +23,8 @@ def parse(pairs: Sequence[str]) -> dict[str, str]:
 
 
 def check(environment: Mapping[str, str], multi_model: bool) -> list[str]:
-    """Return a warning for each unknown variable whose name resembles a setting of the container.
-
-    Raise UsageError for a value that would keep the container from starting.
-    """
+    """Return a warning for each variable that is named like a setting of the container, but is not
+    one. Raise UsageError for a value with which the container would not start."""
     whole = dict(environment)
     if multi_model:
         whole["SAGEMAKER_MULTI_MODEL"] = "true"

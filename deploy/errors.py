@@ -1,4 +1,4 @@
-"""Describes errors in one line, which says what was wrong and what to do."""
+"""Describes each error in one line, which says what was wrong and what to do."""
 
 import json
 import re
@@ -16,7 +16,7 @@ ABSENT_CODES = {
     "ResourceNotFoundException",
     "ImageNotFoundException",
 }
-ADVICE = (  # pattern of an error's code, and what to do
+ADVICE = (  # pairs of a pattern for the error's code, and what to do
     (r"AccessDenied", POLICY),
     (
         r"ExpiredToken|InvalidClientToken|InvalidSignature|SignatureDoesNotMatch|"
@@ -69,7 +69,7 @@ def _message(error: aws.ClientError) -> str:
 def _explain_reply(error: aws.ClientError) -> str:
     code = error.response["Error"]["Code"]
     if code == "ModelError":
-        # convert it to a dict, because it has fields that are missing in boto3's types
+        # convert it to a dict, because boto3's types lack some of the fields
         reply: dict[str, Any] = dict(error.response)
         return _container_error(
             reply.get("OriginalStatusCode"), reply.get("OriginalMessage") or _message(error)
@@ -79,8 +79,8 @@ def _explain_reply(error: aws.ClientError) -> str:
 
 
 def _container_error(status: Any, text: str) -> str:
-    """Describe the container's error in one line. The container's errors are JSON with `error` and
-    `code`."""
+    """Describe in one line an error with which the container has answered. The container's errors
+    are JSON objects with the fields `error` and `code`."""
     try:
         document = json.loads(text)
         text = f"{document['error']} ({document['code']})"

@@ -1,4 +1,5 @@
-"""The command `invoke` sends one request to the endpoint, and prints the reply or saves it."""
+"""Implements the command `invoke`, which sends one request to the endpoint, and prints or saves the
+reply."""
 
 import mimetypes
 import sys
@@ -42,7 +43,7 @@ def invoke(options: Invoke, aws: Aws) -> None:
 
 
 def _body(options: Invoke) -> tuple[bytes, str]:
-    """Return the body and its content type."""
+    """Return the body that the options describe, and its content type."""
     if options.text is not None:
         return options.text.encode(), "text/plain"
     if options.json is not None:
@@ -59,8 +60,8 @@ def _body(options: Invoke) -> tuple[bytes, str]:
 
 
 def _attributes(options: Invoke) -> str:
-    """Return the model, its version and its parameters as Custom-Attributes, the header that
-    SageMaker passes to the container."""
+    """Return the value of Custom-Attributes, the header that SageMaker passes to the container. It
+    contains the model, its version and its parameters."""
     for text in options.parameter:
         if "=" not in text or ";" in text:
             raise UsageError(f"--parameter takes NAME=VALUE without a semicolon, got '{text}'")
@@ -70,8 +71,8 @@ def _attributes(options: Invoke) -> str:
 
 
 def _print_stream(reply: Reply) -> None:
-    """Print the parts of the reply as they arrive. Raise botocore's EventStreamError if the
-    container breaks off the stream."""
+    """Print each part of the reply when it arrives. Raise botocore's EventStreamError if the
+    container ends the stream with an error."""
     for event in reply["Body"]:
         if "PayloadPart" in event:
             sys.stdout.buffer.write(event["PayloadPart"]["Bytes"])

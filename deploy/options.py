@@ -1,6 +1,6 @@
 # ruff: noqa: RUF009  (`option` is a field of the dataclass)
-"""Defines the options of each command as a frozen dataclass, whose fields are also the flags of the
-command line."""
+"""Defines the options of each command as a frozen dataclass, from whose fields the command-line
+flags are made."""
 
 import argparse
 import re
@@ -12,8 +12,9 @@ from typing import Any
 from deploy import config
 
 PROJECT = "triton-multi-model"
-# Engine -> options of its `push` that avoid an OCI manifest, which SageMaker refuses. `docker push`
-# has no such option (docs/deploy.md says how to build the image instead).
+# Maps each container engine to the options of its `push` that avoid an OCI manifest, which
+# SageMaker refuses. `docker push` has no such option; docs/deploy.md says how to build the image
+# instead.
 ENGINES: dict[str, list[str]] = {
     "docker": [],
     "podman": ["--format", "v2s2"],
@@ -22,15 +23,16 @@ ENGINES: dict[str, list[str]] = {
 
 
 def option(default: Any, about: str, **words: Any) -> Any:
-    """Declare a field and its flag, which is --NAME unless `words` contains `flag`. The other
-    `words` go to argparse's add_argument."""
+    """Declare a field of the options, and its flag on the command line. The flag is --NAME unless
+    `words` contains `flag`. The other `words` are passed to argparse's add_argument."""
     initial = {"default_factory": default} if callable(default) else {"default": default}
     return field(**initial, metadata={"help": about, **words})
 
 
 def name_of(text: str) -> str:
-    """Return the text if it is a valid stack name, or else raise ArgumentTypeError. A limit of 46
-    characters leaves room for suffixes within SageMaker's 63."""
+    """Return the text if it is a valid name of a stack, otherwise raise ArgumentTypeError.
+    SageMaker allows names of 63 characters. The limit of 46 leaves room for the suffixes that this
+    program appends."""
     if not re.fullmatch(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,45}", text) or len(text) > 46:
         raise argparse.ArgumentTypeError(
             f"'{text}' must be at most 46 letters and digits, with - only between them"
@@ -40,8 +42,8 @@ def name_of(text: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Common:
-    """The options of every command. `name` is the stack's name; `config` is what
-    --config adds to AWS's requests, keyed by operation."""
+    """The options that all commands have. `name` is the name of the stack. `config` is the content
+    of the file that --config names: parts of AWS's requests, keyed by operation."""
 
     name: str = option(PROJECT, f"name of endpoint and stack (default: {PROJECT})", type=name_of)
     region: str | None = option(None, "AWS region (default: AWS_REGION, or the profile's)")
@@ -66,8 +68,9 @@ class Push(Common):
 
 @dataclass(frozen=True, kw_only=True)
 class Endpoint(Common):
-    """The options of `update`, which `create` has too. For None, `update` keeps the current value,
-    and `create` uses the default. `own_tags` are the endpoint's tags other than the stack's."""
+    """The options of `update`, all of which `create` has too. If an option is None, `update` keeps
+    the current value, and `create` uses the default. `own_tags` are the endpoint's tags, except
+    those that mark the stack."""
 
     image: str | None = option(
         None, "image in ECR; default: the repository's, tag by git describe", metavar="URI"
@@ -153,7 +156,8 @@ class Delete(Common):
 
 
 def add_flags(parser: argparse.ArgumentParser, kind: type[Common]) -> None:
-    """Add a flag for each field. If the flag is not given, the field keeps its default."""
+    """Add a flag to the parser for each field of `kind`. If a flag is not given, the field keeps
+    its default."""
     for each in fields(kind):
         words = dict(each.metadata)
         if words:

@@ -1,4 +1,5 @@
-"""The command `push` pushes the image to ECR, and creates the repository if it does not exist."""
+"""Implements the command `push`, which pushes the image to ECR, and creates the repository if it
+does not exist."""
 
 import base64
 import json
@@ -14,7 +15,7 @@ from deploy.stack import git_version, say
 
 
 def push(options: Push, aws: Aws) -> None:
-    """Log in, tag and push. Print the image's URI to stdout."""
+    """Log in to ECR, then tag and push the image. Print its URI to stdout."""
     default = "docker" if aws.dry_run else ""
     engine = options.engine or next(filter(shutil.which, ENGINES), default)
     if not engine:
@@ -49,8 +50,8 @@ def _ensure_repository(options: Push, aws: Aws) -> None:
 
 
 def _run(aws: Aws, command: Sequence[str], secret: str = "") -> None:
-    """Run a command with `secret` on its standard input; in a dry run print it instead. Raise
-    DeployError if it fails."""
+    """Run a command with `secret` as its standard input. In a dry run, print the command instead.
+    Raise DeployError if the command fails."""
     if aws.dry_run:
         print(json.dumps({"command": command}, indent=2), flush=True)
     elif code := subprocess.run(command, input=secret, text=True).returncode:

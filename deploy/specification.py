@@ -1,5 +1,5 @@
-"""Builds the requests for CreateModel and CreateEndpointConfig: the current state, changed by the
-options and --config."""
+"""Builds the requests for CreateModel and CreateEndpointConfig, by changing the current state as
+the options and --config say."""
 
 import hashlib
 import json
@@ -16,7 +16,8 @@ from deploy.stack import git_version, say, tagged
 VARIANT = {"VariantName": "AllTraffic", "InitialInstanceCount": 1, "InstanceType": "ml.c5.xlarge"}
 GPU_TYPE = re.compile(r"ml\.[gp]\d")
 NEEDED_DRIVER = 580  # the NVIDIA driver version that the gpu image needs
-# host image -> driver version, from AWS's documentation of ProductionVariant.InferenceAmiVersion
+# Maps a host image to the NVIDIA driver version that it contains, according to AWS's documentation
+# of ProductionVariant.InferenceAmiVersion. None is the default image.
 DRIVERS = {
     None: 470,
     "al2-ami-sagemaker-inference-gpu-2": 535,
@@ -27,7 +28,7 @@ DRIVERS = {
 
 
 def model(options: Endpoint, aws: Aws, base: Reply) -> Reply:
-    """Return CreateModel's request: `base`, changed by the options and --config."""
+    """Return the request for CreateModel, which is `base` changed by the options and --config."""
     container = _with_model_data(options, base.get("PrimaryContainer", {}))
     if options.image or not base:
         container["Image"] = options.image or _default_image(aws)
@@ -42,7 +43,8 @@ def model(options: Endpoint, aws: Aws, base: Reply) -> Reply:
 
 
 def _with_model_data(options: Endpoint, container: Reply) -> dict[str, Any]:
-    """Return a copy of the ContainerDefinition with the options' model data, if they give any."""
+    """Return a copy of the ContainerDefinition. If the options contain model data, it replaces that
+    of the container."""
     if options.model_data and options.multi_model:
         raise UsageError("give one of --model-data and --multi-model")
     if options.multi_model:
@@ -66,7 +68,8 @@ def _warn_of_variables(container: Reply) -> None:
 
 
 def endpoint_config(options: Endpoint, aws: Aws, base: Reply, model: str) -> Reply:
-    """Return CreateEndpointConfig's request: `base`, changed by the options and --config."""
+    """Return the request for CreateEndpointConfig, which is `base` changed by the options and
+    --config."""
     first, *others = base.get("ProductionVariants", [VARIANT])
     settings = {
         "InstanceType": options.instance_type,
@@ -87,8 +90,9 @@ def endpoint_config(options: Endpoint, aws: Aws, base: Reply, model: str) -> Rep
 
 
 def kept(aws: Aws, operation: str, described: Reply) -> Reply:
-    """Return the request that would recreate a described resource, without its name and tags. Their
-    fields have the same shapes (botocore), so only fields of the resource itself are left out."""
+    """Return the request that would recreate a resource from its description, without its name and
+    tags. According to botocore's model, both have the same fields, except that a description has
+    additional ones, such as the time of creation."""
     name = f"{operation.removeprefix('Create')}Name"
     known = aws.input_shape("sagemaker", operation).members.keys() - {name, "Tags"}
     parameters = {
@@ -97,7 +101,7 @@ def kept(aws: Aws, operation: str, described: Reply) -> Reply:
         if key in known and value not in ({}, [], None)
     }
     container = parameters.get("PrimaryContainer", {})
-    # AWS describes an archive in two fields, but accepts only one of them
+    # AWS describes a model archive in two fields, but accepts only one of them in a request
     if "ModelDataUrl" in container:
         container.pop("ModelDataSource", None)
     return parameters
@@ -115,8 +119,8 @@ def model_name(config: Reply) -> str:
 def _named(options: Endpoint, aws: Aws, kind: str, parameters: Reply) -> Reply:
     """Return the request merged with --config, with tags, and with a name derived from its content.
 
-    A command that failed halfway can therefore be repeated, and reuses the resources that it has
-    already created.
+    Because of that name, a command that failed halfway can be repeated: it then reuses the
+    resources that it has already created.
     """
     name = f"{kind}Name"
     content = request(aws, options.config, f"Create{kind}", {**parameters, name: "name"})
@@ -170,8 +174,8 @@ def _role_arn(aws: Aws, role: str) -> str:
 
 
 def _missing(aws: Aws, reason: str, stand_in: str) -> str:
-    """In a dry run, warn, and return the `stand_in` for a resource that does not exist yet.
-    Otherwise raise DeployError."""
+    """Handle a resource that does not exist. In a dry run, print `reason` as a warning, and return
+    `stand_in` in place of the resource. Otherwise raise DeployError."""
     if not aws.dry_run:
         raise DeployError(reason)
     say(f"warning: {reason}")

@@ -1,4 +1,5 @@
-"""Finds, creates and deletes the resources of a stack: those with this program's two tags."""
+"""Finds, creates and deletes the resources of a stack, which are those that have this program's two
+tags."""
 
 import re
 import subprocess
@@ -40,7 +41,8 @@ def tags(options: Common) -> list[dict[str, str]]:
 
 
 def tagged(options: Endpoint, parameters: Reply) -> Reply:
-    """Add the stack's tags, and the endpoint's existing tags, to the tags in --config."""
+    """Return the request with three kinds of tags: those in --config, those that the endpoint
+    already has, and those that mark the stack."""
     own = {tag["Key"]: tag for tag in (*options.own_tags, *parameters.get("Tags", ()))}
     return {**parameters, "Tags": [*own.values(), *tags(options)]}
 
