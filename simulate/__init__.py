@@ -1,1 +1,1 @@
-"""Simulates SageMaker, the platform around one container, on one machine. See docs/simulate.md."""
+"""Simulates on one machine what SageMaker does with a container. See docs/simulate.md."""

@@ -134,8 +134,8 @@ def main(arguments: list[str]) -> int:
 
 
 def run(options: argparse.Namespace, journal: Journal, folder: Path) -> int:
-    """Run until a signal, or until the endpoint fails. Return the exit code. Raise CannotStart, or
-    BadArchive for an invalid archive of the model."""
+    """Run the endpoint until a signal arrives or the endpoint fails. Return the exit code. Raise
+    CannotStart, or BadArchive if the model's archive is invalid."""
     launch = _launch(options, folder)
     journal.say(f"runs {options.image or options.serve}")
     endpoint = Endpoint(launch, options.models, journal)
@@ -163,8 +163,9 @@ def run(options: argparse.Namespace, journal: Journal, folder: Path) -> int:
 
 
 def _launch(options: argparse.Namespace, folder: Path) -> Launch:
-    """Return how to start the container. Unpack its model, as the platform does. Raise BadArchive
-    if the archive is invalid, and CannotStart if no engine is installed."""
+    """Unpack the model, as the platform does, and return the Launch that says how to start the
+    container. Raise BadArchive if the archive is invalid, and CannotStart if an engine is needed
+    and none is installed."""
     model = options.model_data
     if model and not model.is_dir():
         unpack(model, folder / "data")

@@ -80,8 +80,8 @@ class Api:
         return {"InferenceId": identifier}, 202, headers
 
     def _read(self, operation: str, name: str) -> tuple[dict[str, str], bytes]:
-        """Return the request's members and its body. Raise ValidationError if the request is
-        invalid."""
+        """Read the current request. Return its members and its body. Raise ValidationError if the
+        request is invalid."""
         body = request.get_data()
         most = self._journal.limit("body")
         if len(body) > most:
@@ -166,8 +166,8 @@ class Api:
         }
 
     def _parts(self, reply: urllib3.BaseHTTPResponse, call: Call) -> Iterator[bytes]:
-        """Yield the reply as messages of an event stream. If there is an error, the last message is
-        an exception."""
+        """Yield the container's reply as messages of an event stream. If the reply does not end
+        properly, the last message is an exception."""
         yield b""
         try:
             for part in parts_of(reply, call.deadline):
@@ -188,7 +188,8 @@ class Api:
 
 
 def _with_request_id(response: Response) -> Response:
-    """Add a request id, as AWS does: SDKs show it, and boto3 returns it in `ResponseMetadata`."""
+    """Add a request id to the response, as AWS does. SDKs show the id, and boto3 returns it in
+    `ResponseMetadata`."""
     response.headers["x-amzn-RequestId"] = str(uuid.uuid4())
     return response
 
@@ -199,7 +200,7 @@ def _unknown(_: object) -> ResponseReturnValue:
 
 
 class _Handler(WSGIRequestHandler):
-    # otherwise the body of a reply waits until its headers are acknowledged
+    # otherwise the body of a reply is sent only after the client has acknowledged the headers
     disable_nagle_algorithm = True
     timeout = 600
 
@@ -208,7 +209,7 @@ class _Handler(WSGIRequestHandler):
 
 
 class Server:
-    """Serves the API in its own threads."""
+    """An HTTP server for the API, which runs in separate threads."""
 
     def __init__(self, host: str, port: int, app: Flask) -> None:
         """Raise OSError if the server cannot listen on the port."""

@@ -1,5 +1,5 @@
-"""Queues the calls of InvokeEndpointAsync, reads their input from S3, and writes their output to
-S3."""
+"""Simulates InvokeEndpointAsync: queues its calls, reads their input from a folder that stands in
+for S3, and writes their output there."""
 
 import re
 import time
@@ -17,7 +17,7 @@ from simulate.errors import ModelError, PlatformError, ValidationError
 from simulate.models import find
 from simulate.service_model import passed_on
 
-# where results are written; on AWS it is S3OutputPath in the endpoint's configuration
+# where results are written; on AWS, S3OutputPath in the endpoint's configuration says so
 OUTPUT = "s3://simulate/async"
 # the API's defaults
 INVOCATION_SECONDS = 900
@@ -36,8 +36,8 @@ class Queue:
         self._threads = ThreadPoolExecutor(CALLS_AT_ONCE, thread_name_prefix="async")
 
     def put(self, name: str, members: Mapping[str, str], body: bytes) -> tuple[str, str, str]:
-        """Queue a call. Return its id, the location of its output, and the location of its error;
-        only one of the two will be written. Raise ValidationError if the call is invalid."""
+        """Queue a call. Return its id, and the locations where its output or its error will be
+        written. Raise ValidationError if the call is invalid."""
         location = members.get("InputLocation", "")
         most = self._journal.limit("async-inline")
         if bool(location) == bool(body):
@@ -61,7 +61,7 @@ class Queue:
         return identifier, output, failure
 
     def close(self) -> None:
-        """Drop the calls that are still waiting."""
+        """Drop the calls that are still in the queue."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _work(self, invoke: Callable[[], bytes], output: str, failure: str) -> None:

@@ -1,10 +1,12 @@
 """Starts a container, reads its output, checks its health, sends it requests, and stops it.
 
-A checkout's `serve` runs as a plain process; an image runs with docker or podman. A plain process
-uses this machine's network, and its environment variables point to a copy of /opt/ml/model. An
-image runs read-only. If the simulator runs as root, the container has no network, and the simulator
-connects from within its network namespace. Otherwise the container's port is published on
-127.0.0.1.
+The container is either the `serve` of a checkout, which runs as a plain process, or an image, which
+runs with docker or podman.
+
+A plain process uses this machine's network, and a copy of /opt/ml/model, to which environment
+variables point. An image runs with a read-only file system. If the simulator runs as root, that
+container has no network, and the simulator opens connections from within the container's network
+namespace. Otherwise the container's port is published on 127.0.0.1.
 """
 
 import contextlib
@@ -35,14 +37,14 @@ from simulate.errors import TOO_LATE, InternalFailure, ModelError
 from simulate.ports import PortPicker
 from simulate.rules import Journal
 
-# as observed on the platform
+# the same as on the platform
 PORT = 8080
 SAFE_PORTS = "23000-23999"
 MODEL = "/opt/ml/model"
 MODELS = "/opt/ml/models"
 START_SECONDS = 60.0
 CLONE_NEWNET = 0x40000000  # linux/sched.h
-# Fewer privileges than on the platform, so that what works here also works there.
+# An image gets fewer privileges here than on the platform, so that what works here works there too.
 RIGHTS = (
     "--read-only --tmpfs /tmp:rw,mode=1777 --cap-drop ALL --security-opt no-new-privileges "
     "--pids-limit 4096 --no-healthcheck"
@@ -60,12 +62,13 @@ SYMPTOMS = {
 
 
 class CannotStart(Exception):
-    """Raised if the program, the image or the engine is missing. The message says what to do."""
+    """Raised if the container cannot be started, for example because its program, its image or the
+    engine is missing. The message says what to do."""
 
 
 @dataclass(frozen=True)
 class Launch:
-    """How to start a container. `folder` is a new folder for its files. `model` becomes
+    """Says how to start a container. `folder` is a new folder for its files. `model` becomes
     /opt/ml/model, and `models` becomes /opt/ml/models; the container can only read them. If `image`
     is "", `program` runs as a plain process."""
 
@@ -80,8 +83,8 @@ class Launch:
 
 
 class Process:
-    """A started container. `pid` is its first process's id; `models` is the path at which it sees
-    Launch.models."""
+    """A started container. `pid` is the id of its first process, and `models` is the path at which
+    it sees Launch.models."""
 
     connection: type[HTTPConnection] = HTTPConnection
     models = MODELS
@@ -149,8 +152,8 @@ class Plain(Process):
             os.kill(self.pid, signal.SIGTERM)
 
     def kill(self) -> None:
-        """Kill the process group. Also kill descendants that left the group, except those whose
-        parents have ended."""
+        """Kill the process group. Also kill descendants that have left the group. (Those whose
+        parents have ended cannot be found.)"""
         with contextlib.suppress(psutil.NoSuchProcess):
             for process in psutil.Process(self.pid).children(recursive=True):
                 with contextlib.suppress(psutil.NoSuchProcess):
@@ -161,15 +164,15 @@ class Plain(Process):
         self._picker.close()
 
     def changed_files(self) -> list[str]:
-        """Return the files that the program changed in its copy of /opt/ml/model. The copy is
-        read-only, but root can write to it all the same."""
+        """Return the files that the program has changed in its copy of /opt/ml/model. The copy is
+        read-only, but that does not keep root from writing."""
         changed = stamps(self._copy).items() ^ self._stamps.items()
         return sorted({str(path.relative_to(self._copy)) for path, _ in changed})
 
 
 class Image(Process):
-    """A running image. The engine's process lives as long as the container, and passes on the
-    container's output and exit code."""
+    """A container that runs an image. The process of the engine lives as long as the container, and
+    passes on its output and its exit code."""
 
     def __init__(self, launch: Launch) -> None:
         self._engine = launch.engine
@@ -228,7 +231,7 @@ def image_command(launch: Launch, name: str, port: int) -> list[str]:
 
 
 def find_engine() -> str:
-    """Return podman or docker, whichever is installed. Raise CannotStart if neither is."""
+    """Return "podman" or "docker", whichever is installed. Raise CannotStart if neither is."""
     for name in ("podman", "docker"):
         if shutil.which(name):
             return name
@@ -241,8 +244,9 @@ def platform_variables(port: int) -> dict[str, str]:
 
 
 def connection_in(pid: int) -> type[HTTPConnection]:
-    """Return a connection class that creates its sockets in the network namespace of process `pid`.
-    A socket belongs to the namespace in which it was created."""
+    """Return a class of connections that connect from within the network namespace of the process
+    `pid`. They create their sockets there, because a socket belongs to the namespace in which it
+    was created."""
 
     def enter(network: int) -> None:
         if ctypes.CDLL(None, use_errno=True).setns(network, CLONE_NEWNET):
@@ -272,11 +276,12 @@ def stamps(folder: Path) -> dict[Path, int]:
 
 
 class Container:
-    """A running container. Creating it starts the container and creates `launch.folder`, which
-    `end` removes.
+    """A running container. The constructor creates `launch.folder` and starts the container; `end`
+    stops it and removes the folder.
 
-    `well` is true once /ping has returned 200, `killed` once the simulator has killed the container
-    as the kernel would. `refused` is the number of connections that the container did not accept.
+    `well` is true if /ping has returned 200 at least once. `killed` is true if the simulator has
+    killed the container as the kernel would. `refused` is the number of connections that the
+    container did not accept.
     """
 
     def __init__(self, launch: Launch, journal: Journal) -> None:
@@ -302,8 +307,9 @@ class Container:
     ) -> urllib3.BaseHTTPResponse:
         """Send a request and return the reply, whose body has not been read yet.
 
-        Raise one of REFUSED if nothing listens, ReadTimeoutError after `deadline`
-        (time.monotonic()), or ProtocolError if the connection breaks.
+        Raise one of REFUSED if the container does not accept the connection, ReadTimeoutError if
+        the reply does not begin before `deadline` (time.monotonic()), or ProtocolError if the
+        connection breaks.
         """
         timeout = urllib3.Timeout(
             connect=self.journal.limit("listening"), read=max(0.001, deadline - time.monotonic())
@@ -321,8 +327,8 @@ class Container:
         )
 
     def ping(self) -> str:
-        """Return what is wrong with the reply to /ping, or "" if it is healthy. Complain if the
-        reply breaks another rule."""
+        """Send a /ping. Return what is wrong with the reply, or "" if the container is healthy.
+        Complain if the reply breaks another rule."""
         limit = self.journal.limit("ping-time")
         try:
             reply = self.send("GET", "/ping", None, {}, time.monotonic() + limit)
@@ -342,7 +348,8 @@ class Container:
         return ""
 
     def check_ports(self) -> None:
-        """Complain about open ports that the platform may use itself."""
+        """Complain about ports on which the container listens although the platform may need
+        them."""
         low, high = (int(port) for port in SAFE_PORTS.split("-"))
         allowed = {PORT, self.process.port, *range(low, high + 1)}
         ports: set[int] = set()
@@ -360,8 +367,9 @@ class Container:
             )
 
     def check_refusals(self) -> None:
-        """Complain about refused connections, unless the container was killed. Call this some time
-        after a refusal, because a dying container refuses connections too."""
+        """Complain about refused connections, unless the container was killed. Do not call this
+        immediately after a refusal: a container that is being killed refuses connections before
+        that is noticed."""
         if self.refused and not self.killed:
             self.journal.complain(
                 "listening", f"the container did not accept {self.refused} connections"
@@ -369,7 +377,7 @@ class Container:
             self.refused = 0
 
     def memory(self) -> int:
-        """Return the bytes of memory that the container's processes use."""
+        """Return how many bytes of memory the container's processes use."""
         return used_by(self.process.pid)
 
     def kill(self) -> None:
@@ -378,9 +386,9 @@ class Container:
         self.process.kill()
 
     def end(self) -> None:
-        """Stop the container with SIGTERM, then SIGKILL, and remove its files. The rule `stop` does
-        not apply to a container that was never healthy: it may not have installed a SIGTERM handler
-        yet, and process 1 ignores a signal that it does not handle."""
+        """Stop the container with SIGTERM, then with SIGKILL, and remove its files. Do not complain
+        about a container that was never healthy and does not stop in time: it may not have a
+        handler for SIGTERM yet, and process 1 ignores signals that it does not handle."""
         limit = self.journal.limit("stop")
         if not self.well:
             limit = min(NEVER_WELL_SECONDS, limit)
@@ -396,7 +404,7 @@ class Container:
         self._reader.join(timeout=5)
         for name in self.process.changed_files():
             self.journal.complain("model-read-only", f"the container wrote {name} in /opt/ml/model")
-        # otherwise only root could remove a read-only folder
+        # make the folders writable, because otherwise only root could remove them
         for path, _, _ in os.walk(self.folder):
             with contextlib.suppress(FileNotFoundError):
                 Path(path).chmod(0o755)
@@ -413,7 +421,8 @@ class Container:
 
 @contextlib.contextmanager
 def translated(journal: Journal, rule: str, endpoint: str) -> Iterator[None]:
-    """Translate urllib3's errors to PlatformErrors, and record what the container did."""
+    """Translate errors of urllib3 in the `with` block to PlatformErrors, and record in the journal
+    what the container did wrong. If it does not answer in time, it breaks `rule`."""
     try:
         yield
     except urllib3.exceptions.ReadTimeoutError as err:
@@ -426,7 +435,8 @@ def translated(journal: Journal, rule: str, endpoint: str) -> Iterator[None]:
 
 
 def parts_of(reply: urllib3.BaseHTTPResponse, deadline: float) -> Iterator[bytes]:
-    """Yield the body as it arrives. Raise ReadTimeoutError if it has not ended by `deadline`."""
+    """Yield the parts of the body as they arrive. Raise ReadTimeoutError if the body has not ended
+    by `deadline`."""
     while part := reply.read1(65536):
         yield part
         if time.monotonic() > deadline:

@@ -1,5 +1,5 @@
-"""Runs an endpoint: starts a container, checks its health, restarts it when it dies, and sends
-calls to it."""
+"""Simulates an endpoint: starts a container, checks its health, sends calls to it, and starts a new
+one when it dies."""
 
 import threading
 import time
@@ -20,16 +20,16 @@ from simulate.rules import Journal
 TICK = 0.2  # seconds between checks of the container
 PAUSE = 1.0  # seconds before a container is restarted
 VARIANT = "AllTraffic"
-# how many times a call is sent at most: the container may have lost the model, or lack memory for
-# it
+# How often a call is sent at most. It is sent again if the container has lost the model, or has no
+# memory for it.
 ATTEMPTS = 3
 
 
 @dataclass(frozen=True)
 class Call:
-    """A call to the endpoint. `headers` are the headers that the API passes on. The caller gets a
-    reply before `deadline` (time.monotonic()), which the rule `rule` determines. `target` and
-    `session` are "" if the call has none."""
+    """A call to the endpoint. `headers` are those that the API passes on to the container. The
+    container must reply before `deadline` (time.monotonic()); otherwise it breaks `rule`. `target`
+    and `session` are "" if the call has none."""
 
     endpoint: str
     body: bytes | IO[bytes]
@@ -43,10 +43,10 @@ class Call:
 class Endpoint:
     """A simulated endpoint. Thread-safe.
 
-    `launch.folder` holds the files of all its containers, which run one after another. For a
-    multi-model endpoint, the folder `store` stands in for S3. `stopping` is set when the endpoint
-    is asked to stop, or when it cannot continue; `failure` then says why. `settled` is set when a
-    container is in service, or when the endpoint stops.
+    `launch.folder` contains the files of all of its containers, which run one after another. For a
+    multi-model endpoint, the folder `store` stands in for S3. `stopping` is set if the endpoint is
+    asked to stop, or if it cannot continue, in which case `failure` says why. `settled` is set as
+    soon as a container is in service, or the endpoint stops.
     """
 
     def __init__(self, launch: Launch, store: Path | None, journal: Journal) -> None:
@@ -88,8 +88,8 @@ class Endpoint:
 
     @contextmanager
     def exchange(self, call: Call) -> Iterator[urllib3.BaseHTTPResponse]:
-        """Yield the container's successful reply, to be read inside the `with` block. Raise
-        PlatformError if the call fails."""
+        """Send a call. Yield the container's reply, which must be read inside the `with` block.
+        Raise PlatformError if the call fails."""
         if call.session not in ("", NEW_SESSION, *self._sessions):
             raise ValidationError(f"Session {call.session} does not exist or has expired")
         container = self._container
@@ -105,8 +105,9 @@ class Endpoint:
             yield reply
 
     def _send(self, container: Container, call: Call, stack: ExitStack) -> urllib3.BaseHTTPResponse:
-        """Send a call and return the reply. First load the model if it is not loaded or the
-        container has lost it. Evict other models if there is no memory."""
+        """Send a call and return the reply. On a multi-model endpoint, first load the model if it
+        is not loaded, or if the container has lost it, and evict other models if there is no
+        memory."""
         if self._models is None:
             return self._post(container, "/invocations", call, stack)
         for _ in range(ATTEMPTS):
@@ -197,8 +198,9 @@ class Endpoint:
         return container
 
     def _await_healthy(self, container: Container, deadline: float) -> bool:
-        """Return whether /ping returns 200 before the deadline. If the container ends earlier, fail
-        immediately, although the platform would restart it until the deadline."""
+        """Wait until /ping returns 200. Return False if it does not before the deadline. If the
+        container ends earlier, return False immediately, although the platform would restart it
+        until the deadline."""
         while wrong := container.ping():
             if self.stopping.wait(TICK):
                 return False
@@ -213,7 +215,8 @@ class Endpoint:
         return True
 
     def _fail(self, rule: str, what: str) -> bool:
-        """Complain. End the endpoint if this was its first container."""
+        """Complain that the container did not become healthy, and return False. If it was the
+        endpoint's first container, stop the endpoint."""
         self.journal.complain(rule, what)
         if self._lives == 1:
             self.failure = what
@@ -221,7 +224,7 @@ class Endpoint:
         return False
 
     def _watch(self, container: Container) -> None:
-        """Watch the container until it dies, fails too many pings, or has to stop."""
+        """Watch the container until it dies, fails too many pings, or the endpoint stops."""
         interval = self.journal.limit("ping-interval")
         failed_pings = 0
         asked = time.monotonic()
@@ -257,7 +260,7 @@ class Endpoint:
         return False
 
     def _complain_of_ping(self, container: Container, wrong: str) -> None:
-        """Complain about a failed ping, unless the container is ending, which is reported
+        """Complain about a failed ping, unless the container has ended, which is reported
         elsewhere."""
         self.stopping.wait(TICK)
         if not container.killed and container.exit_code() is None:

@@ -1,10 +1,10 @@
-"""Defines the errors of the sagemaker-runtime API, in the format that botocore parses
+"""Defines the errors of the sagemaker-runtime API, in the format that botocore expects
 (rest-json)."""
 
 from functools import partial
 from typing import Any
 
-# fictitious, for messages and ARNs
+# fictitious values for messages and ARNs
 ACCOUNT = "123456789012"
 REGION = "us-east-1"
 CONTAINER = "primary"  # the platform's name for an endpoint's only container
@@ -16,8 +16,8 @@ TOO_LATE = (
 
 
 class PlatformError(Exception):
-    """An error of the platform itself, with the `status` and `code` from botocore's service
-    model."""
+    """An error that the platform itself returns. `status` and `code` are those in botocore's
+    service model."""
 
     def __init__(self, status: int, code: str, text: str) -> None:
         super().__init__(text)
@@ -38,8 +38,8 @@ ServiceUnavailable = partial(PlatformError, 503, "ServiceUnavailable")
 
 
 class ModelError(PlatformError):
-    """The container replied with an error, or it did not reply in time, in which case
-    `original_status` is 0."""
+    """Raised if the container replies with an error or not in time. `original_status` is the status
+    of its reply, or 0 if there is none in time."""
 
     def __init__(self, endpoint: str, original_status: int, original: bytes | str) -> None:
         text = original if isinstance(original, str) else original.decode("utf-8", "replace")

@@ -1,8 +1,9 @@
 """Encodes messages in `application/vnd.amazon.eventstream`, the format of AWS's response streams.
 
-A message consists of its total length, the length of its headers, a CRC-32 of both lengths, the
-headers, the payload, and a CRC-32 of everything before it. Numbers are big-endian. Source: Amazon
-Transcribe developer guide, 'Event stream encoding'. botocore.eventstream decodes these messages.
+A message consists of its total length, the length of its headers, a CRC-32 of these two lengths,
+the headers, the payload, and a CRC-32 of everything before. Numbers are big-endian. The format is
+described in the Amazon Transcribe developer guide, 'Event stream encoding'. botocore.eventstream
+decodes such messages.
 """
 
 import json
@@ -12,11 +13,11 @@ from zlib import crc32
 
 CONTENT_TYPE = "application/vnd.amazon.eventstream"
 _STRING = b"\x07"
-_FRAME = 16  # bytes of a message without its headers and its payload
+_FRAME = 16  # bytes of a message besides its headers and its payload
 
 
 def part(data: bytes) -> bytes:
-    """Encode a PayloadPart: a piece of the model's reply."""
+    """Encode a piece of the model's reply as a PayloadPart."""
     kind = {
         ":event-type": "PayloadPart",
         ":content-type": "application/octet-stream",
@@ -26,7 +27,7 @@ def part(data: bytes) -> bytes:
 
 
 def failure(text: str, code: str) -> bytes:
-    """Encode the ModelStreamError that ends a stream."""
+    """Encode an error as a ModelStreamError, with which a stream ends."""
     headers = {
         ":exception-type": "ModelStreamError",
         ":content-type": "application/json",

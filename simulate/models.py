@@ -1,8 +1,8 @@
 """Loads and unloads models in the container of a multi-model endpoint.
 
-    a call -> unpack the archive -> POST /models -> POST /models/HASH/invoke
-    507, or too much memory in use -> DELETE /models/HASH of the least recently used models
-        -> try again
+When a model is called for the first time, its archive is unpacked, and POST /models makes the
+container load it. If the container answers 507, or uses too much memory, the least recently used
+models are unloaded with DELETE /models/NAME, and the load is tried again.
 
 A load continues after its caller has given up, so that the next caller finds the model loaded.
 """
@@ -41,8 +41,8 @@ ENDED = "The container has ended"
 
 
 def find(folder: Path, name: str) -> Path | None:
-    """Return the file whose path under the folder is `name` (in S3 the object's key), or None if
-    there is none."""
+    """Return the file in the folder with the path `name`, which stands for the key of an object in
+    S3. Return None if there is no such file."""
     path = folder / name.lstrip("/")
     is_inside = path.resolve().is_relative_to(folder.resolve())
     return path if is_inside and path.is_file() else None
@@ -50,8 +50,8 @@ def find(folder: Path, name: str) -> Path | None:
 
 @dataclass
 class Loaded:
-    """A loaded model. `name` is its name in the container, `calls` the number of calls in
-    flight."""
+    """A loaded model. `target` is the TargetModel with which callers name it, `name` its name in
+    the container, and `calls` the number of calls in flight."""
 
     target: str
     name: str
@@ -59,7 +59,7 @@ class Loaded:
 
 
 class Models:
-    """The models of a container, loaded on demand. Thread-safe.
+    """The models of a container, each of which is loaded by its first call. Thread-safe.
 
     The folder `store` stands in for S3, `folder` is the container's /opt/ml/models, and `memory` is
     the instance's memory in bytes.
@@ -80,8 +80,8 @@ class Models:
 
     @contextmanager
     def using(self, target: str, deadline: float) -> Iterator[Loaded]:
-        """Yield the model, loading it first if necessary. The model is not unloaded inside the
-        `with` block. Raise PlatformError if the load fails or takes too long."""
+        """Yield the model, and load it first if necessary. It is not unloaded before the `with`
+        block ends. Raise PlatformError if the load fails or does not end before `deadline`."""
         while (model := self._take(target)) is None:
             try:
                 self._begin(target).result(timeout=max(0.0, deadline - time.monotonic()))
@@ -105,15 +105,15 @@ class Models:
                 del self._loaded[model.target]
 
     def evict(self) -> bool:
-        """Unload the least recently used model without calls in flight. Return False if there is no
-        such model."""
+        """Unload the least recently used of the models that have no calls in flight. Return False
+        if there is none."""
         with self._lock:
             victim = next((model for model in self._loaded.values() if not model.calls), None)
             if victim is None:
                 return False
             del self._loaded[victim.target]
             done: Future[None] = Future()
-            self._loading[victim.target] = done  # calls to the model wait until it is unloaded
+            self._loading[victim.target] = done  # calls to the model wait until this is done
         try:
             self._unload(victim)
         finally:
@@ -137,7 +137,8 @@ class Models:
             return model
 
     def _begin(self, target: str) -> Future[None]:
-        """Return the model's load or unload that is in progress. If there is none, start a load."""
+        """Return the load or unload of the model that is in progress. If there is none, start a
+        load."""
         with self._lock:
             if target not in self._loading:
                 if self._closed:
@@ -156,10 +157,11 @@ class Models:
         name = digest(f"{self._store}/{target}")
         folder = self._folder / name
         try:
-            shutil.rmtree(folder, ignore_errors=True)  # of a model that the container lost
+            # the folder exists if the container has lost the model
+            shutil.rmtree(folder, ignore_errors=True)
             unpack(self._store / target.lstrip("/"), folder / "model")
             while self._container.memory() + size_of(folder) > self._most and self.evict():
-                # the platform evicts models without asking the container
+                # like the platform, evict models although the container has not answered 507
                 self._journal.count("evictions for the memory share")
             self._hand_over(target, name, begun + self._journal.limit("load-time"))
             with self._lock:
@@ -179,8 +181,8 @@ class Models:
         self._journal.say(f"loaded {target} in {time.monotonic() - begun:.1f} s")
 
     def _hand_over(self, target: str, name: str, deadline: float) -> None:
-        """Ask the container to load the model, and ask again after each eviction. Raise
-        PlatformError if the container does not load it."""
+        """Ask the container to load the model. If it answers 507, evict another model and ask
+        again. Raise PlatformError if the container does not load the model."""
         document = {"model_name": name, "url": f"{self._container.process.models}/{name}/model"}
         while True:
             status, body = self._ask(
@@ -199,8 +201,8 @@ class Models:
             raise ModelError("NAME", status, body)
 
     def _evict_or_wait(self) -> bool:
-        """Evict a model, or wait briefly if none can be evicted. Return False if no other model is
-        loaded or being loaded."""
+        """Evict a model. If none can be evicted, wait briefly, and return False if no other model
+        is loaded or being loaded."""
         if self.evict():
             self._journal.count("evictions for a 507")
             return True

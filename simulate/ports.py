@@ -7,12 +7,13 @@ from itertools import repeat
 
 
 class PortPicker:
-    """Picks free TCP ports, each only once: the lowest ones in `allowed`, or any ports if `allowed`
-    is empty.
+    """Picks free TCP ports, each only once. It tries the ports in `allowed` in order, or picks any
+    ports if `allowed` is empty.
 
-    The name of an abstract Unix socket reserves a port until the picker is closed. Such names
-    belong to the network namespace, as ports do. So two programs in one namespace never pick the
-    same port, even before their servers listen.
+    A port stays reserved until the picker is closed, even if no server listens on it yet. For each
+    port, the picker binds an abstract Unix socket with a name that contains the port. Like ports,
+    such names belong to the network namespace, so two programs in one namespace cannot pick the
+    same port.
     """
 
     def __init__(self, allowed: Sequence[int] = ()) -> None:

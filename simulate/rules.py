@@ -1,6 +1,7 @@
 """Lists the platform's rules in one table, and keeps a journal of the rules that were broken.
 
-A row of the table has both the limit that is enforced and the text that reports a violation.
+Each row of the table contains the limit that the simulator enforces, and the text with which it
+reports a violation.
 """
 
 import threading
@@ -25,7 +26,8 @@ CHOSEN = "not published by AWS: chosen here"
 
 @dataclass(frozen=True)
 class Rule:
-    """One rule. `text` may contain {limit} or {megabytes}, followed by a unit."""
+    """A rule of the platform. In `text`, {limit} stands for the limit, and {megabytes} for the
+    limit in MB."""
 
     id: str
     text: str
@@ -137,14 +139,15 @@ RULES: Rules = {rule.id: rule for rule in TABLE}
 
 
 def with_limits(limits: Mapping[str, float]) -> Rules:
-    """Return the rules with some limits changed. Raise KeyError for an unknown rule."""
+    """Return all rules, with their limits replaced as `limits` says. Raise KeyError for an unknown
+    rule."""
     changed = {name: replace(RULES[name], limit=limit) for name, limit in limits.items()}
     return {**RULES, **changed}
 
 
 class Journal:
-    """Prints lines immediately, and keeps counts for the summary. Thread-safe. `write` receives
-    each line without a line break."""
+    """Prints lines immediately, and counts events for the summary at the end. Thread-safe. `write`
+    is called with each line, without a line break."""
 
     def __init__(self, rules: Rules, write: Callable[[str], None]) -> None:
         self._rules = rules
@@ -162,8 +165,8 @@ class Journal:
             self.counts[what] += 1
 
     def complain(self, rule: str, what: str, once: bool = False) -> None:
-        """Report what the platform would not accept, and the rule that forbids it. If `once` is
-        true, report the same text only once, because it could recur in every call."""
+        """Report that a rule was broken, and what broke it. If `once` is true, do not report the
+        same text again, because it could recur in every call."""
         with self._lock:
             if once and (rule, what) in self._known:
                 return

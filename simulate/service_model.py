@@ -1,5 +1,5 @@
-"""Reads the headers that the sagemaker-runtime API allows, and their limits, from botocore's
-service model. A member is botocore's word for a field of a request or a reply."""
+"""Finds out from botocore's service model which headers the sagemaker-runtime API allows, and what
+their limits are. A field of a request or a reply is called a member, as in botocore."""
 
 import re
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from simulate.errors import ValidationError
 INVOKE = "InvokeEndpoint"
 STREAM = "InvokeEndpointWithResponseStream"
 ASYNC = "InvokeEndpointAsync"
-# Headers of HTTP, request signing and AWS's clients. They are not expected to reach the container.
+# Headers of HTTP, of request signing and of AWS's clients, which do not reach the container.
 TRANSPORT_HEADERS = re.compile(
     r"accept|accept-encoding|authorization|connection|content-(length|type|encoding|md5)|expect|"
     r"host|user-agent|transfer-encoding|x-amz-.*|x-amzn-trace-id|amz-sdk-.*"
@@ -23,7 +23,8 @@ TRANSPORT_HEADERS = re.compile(
 
 @cache
 def request_headers(operation: str) -> Mapping[str, tuple[str, Shape]]:
-    """Return {lowercase header: (member, shape)} for the request's members that are headers."""
+    """Return the members of the operation's request that are sent as headers, as a mapping
+    {lowercase header: (member, shape)}."""
     members = _operation(operation).input_shape.members
     return {
         str(shape.serialization["name"]).lower(): (name, shape)
@@ -33,8 +34,8 @@ def request_headers(operation: str) -> Mapping[str, tuple[str, Shape]]:
 
 
 def passed_on(members: Mapping[str, str]) -> dict[str, str]:
-    """Convert a request's members to the headers that the container receives: for any operation,
-    the headers of InvokeEndpoint."""
+    """Convert the members of a request to the headers that the container receives. These are the
+    headers of InvokeEndpoint, whatever the operation."""
     headers = {
         name: str(shape.serialization["name"]) for name, shape in request_headers(INVOKE).values()
     }
@@ -43,7 +44,8 @@ def passed_on(members: Mapping[str, str]) -> dict[str, str]:
 
 @cache
 def reply_headers(operation: str) -> Mapping[str, str]:
-    """Return {member of the reply: its header}."""
+    """Return the members of the operation's reply that are sent as headers, as a mapping {member:
+    header}."""
     members = _operation(operation).output_shape.members
     return {
         name: str(shape.serialization["name"])
@@ -53,8 +55,8 @@ def reply_headers(operation: str) -> Mapping[str, str]:
 
 
 def read(operation: str, headers: Mapping[str, str]) -> dict[str, str]:
-    """Return {member: value} for a request's headers, whose names are lowercase. Raise
-    ValidationError if a value violates its constraint."""
+    """Convert the headers of a request, whose names are lowercase, to a mapping {member: value}.
+    Raise ValidationError if a value violates a constraint of the API."""
     values = {}
     for header, (name, shape) in request_headers(operation).items():
         if (value := headers.get(header)) is not None:
@@ -69,13 +71,13 @@ def read(operation: str, headers: Mapping[str, str]) -> dict[str, str]:
 
 
 def dropped(operation: str, headers: Mapping[str, str]) -> list[str]:
-    """Return the headers that the API drops. All names are lowercase."""
+    """Return those of the headers that the API does not pass on. All names are lowercase."""
     known = request_headers(operation)
     return [name for name in headers if name not in known and not TRANSPORT_HEADERS.fullmatch(name)]
 
 
 def is_new_session(header: str) -> bool:
-    """Return whether the header is a valid response by the container to NEW_SESSION."""
+    """Return whether the container may answer NEW_SESSION with this value of the header."""
     return not violation(_operation(INVOKE).output_shape.members["NewSessionId"], header)
 
 
