@@ -38,7 +38,7 @@ def create_app(settings: Settings, shared_memory: str = "") -> Flask:
     app = Flask(__name__, static_folder=None)
     app.request_class = Incoming
     app.config["MAX_CONTENT_LENGTH"] = settings.max_body_bytes
-    app.url_map.merge_slashes = False  # no redirects
+    app.url_map.merge_slashes = False  # do not redirect paths with double slashes
     # answer OPTIONS with 405, like any method a route does not define
     app.config["PROVIDE_AUTOMATIC_OPTIONS"] = False
     app.extensions["serving"] = Services(settings, shared_memory)
@@ -129,7 +129,7 @@ def _answer(source: Incoming, read: Callable[[Incoming], Body], route: Target) -
     source.slot = app.admission.enter(sent)
     open_account(source.slot)
     allow_time(Deadline(source.forwarded + seconds), seconds, sent)
-    check_time()  # raises TooLate if the deadline passed in gunicorn's queue
+    check_time()  # raises TooLate if the deadline passed while the request was in gunicorn's queue
     source.check_attributes()
     body = read(source)
     request = read_request(source, body, route)
@@ -145,7 +145,7 @@ def _answer(source: Incoming, read: Callable[[Incoming], Body], route: Target) -
             allow_time(job.request.deadline, seconds, sent)
             return stream_reply(source, job)
         response = whole_reply(source, job)
-        if response.is_streamed:  # a large reply, which the caller must read within this time
+        if response.is_streamed:  # a large reply, which the caller must read within `seconds`
             allow_time(Deadline.after(seconds), seconds, sent)
         return response
 

@@ -37,8 +37,7 @@ def policy(name: str, metric: str, value: float) -> Reply:
 
 
 def targets(aws: Aws, name: str) -> list[Any]:
-    """Return the variant's scalable target in a list, or an empty list if the variant is not
-    scaled."""
+    """Return a list with the variant's scalable target, which is empty if autoscaling is off."""
     return aws.list(
         SERVICE,
         "DescribeScalableTargets",

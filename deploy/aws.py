@@ -66,7 +66,8 @@ class Aws:
         return [*chain.from_iterable(page.get(key, ()) for page in pages)]
 
     def write(self, service: str, operation: str, parameters: Reply) -> Reply:
-        """Make a call that changes something. A dry run prints it and returns an empty reply."""
+        """Make a call that changes something. In a dry run, print the call instead, and return an
+        empty reply."""
         if not self.dry_run:
             return self.read(service, operation, **parameters)
         call = {"service": service, "operation": operation, "parameters": printable(parameters)}
@@ -82,7 +83,7 @@ class Aws:
                 raise
 
     def report(self, text: str) -> None:
-        """Print a result to stdout. A dry run prints only its calls there."""
+        """Print a result to stdout, except in a dry run, which prints only calls there."""
         if not self.dry_run:
             print(text, flush=True)
 

@@ -64,7 +64,7 @@ def read(path: str) -> dict[str, Any]:
 
 
 def _check(operation: str, part: Any) -> None:
-    """Raise ValueError if `part` is not a part of a request of the operation."""
+    """Raise ValueError if the file may not contain `part` under the name of this operation."""
     if operation not in SERVICES:
         raise ValueError(f"'{operation}' is not one of {', '.join(SERVICES)}")
     if not isinstance(part, dict):

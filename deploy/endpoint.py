@@ -186,7 +186,7 @@ def delete(options: Delete, aws: Aws) -> None:
 
 
 def require(options: Common, aws: Aws) -> Reply:
-    """Return DescribeEndpoint's reply. Raise DeployError if the stack has no endpoint."""
+    """Return the description of the stack's endpoint. Raise DeployError if there is none."""
     endpoint = _describe(options, aws)
     if not endpoint:
         raise DeployError(

@@ -19,8 +19,8 @@ def say(text: str) -> None:
 
 
 def git_version() -> str:
-    """Return the checkout's version according to git describe. Raise DeployError if there is
-    none."""
+    """Return the version of this checkout as `git describe` prints it. Raise DeployError if it
+    prints none."""
     try:
         return subprocess.run(
             ["git", "describe", "--tags", "--always", "--dirty"],

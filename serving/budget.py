@@ -146,8 +146,8 @@ def json_turn(data: bytes) -> AbstractContextManager[Any]:
 
 @dataclass(frozen=True)
 class Deadline:
-    """When the caller stops waiting, on time.monotonic()'s clock. Work past that moment is
-    dropped."""
+    """The moment at which the caller stops waiting, on the clock of time.monotonic(). Work is
+    dropped if it is not done by then."""
 
     end: float = math.inf
 
@@ -215,8 +215,8 @@ def allow_any_time() -> None:
 
 
 def check_time() -> None:
-    """Raise TooLate when this thread's request has no time left. Every loop over a caller's data
-    calls this at least once a second."""
+    """Raise TooLate if this thread's request has no time left. Every loop over a caller's data must
+    call this at least once a second."""
     _ALLOWANCE.get().check()
 
 

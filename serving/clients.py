@@ -1,4 +1,4 @@
-"""Find and create a model's client: the code that turns instances into tensors and outputs into
+"""Finds and creates a model's client, the code that turns instances into tensors and outputs into
 predictions.
 
 The first of these that exists is the model's client:
@@ -7,8 +7,8 @@ The first of these that exists is the model's client:
     REPOSITORY/clients/NAME.py      one shared by models of the repository
     clients/NAME.py                 one of this project's
 
-NAME is config.pbtxt's parameter `client`, or else the model's name. Each of these modules defines
-`Client`.
+NAME is the parameter `client` in config.pbtxt or, if that is missing, the name of the model. Each
+of these modules defines a class `Client`.
 """
 
 import importlib
@@ -107,8 +107,8 @@ def client_class(name: str) -> type[ModelClient]:
 
 
 class _Source(SourceFileLoader):
-    """Compiles the source on every import, because cached bytecode could belong to another
-    archive's file with the same path, time and size."""
+    """Imports a module without using cached bytecode, which could belong to a file with the same
+    path, time and size from another archive."""
 
     def path_stats(self, path: str) -> dict[str, object]:
         """Raise OSError, so that Python neither reads nor writes cached bytecode."""

@@ -50,7 +50,8 @@ class Reply:
 
 
 class Job:
-    """One request to one model; each kind of body has its own subclass. A job runs only once.
+    """The work for one request to one model. Each kind of body has its own subclass. A job runs
+    only once.
 
     `session` is the session that the request belongs to. `flags` are the objects in the body that
     may contain the key `sequence_end`. If the job `is_decoupled`, Triton may send any number of
@@ -88,7 +89,7 @@ class Job:
         raise NotImplementedError
 
     def line(self, result: Any) -> bytes:
-        """Return the JSON of one result in a stream."""
+        """Return the JSON with which a stream contains this result."""
         raise NotImplementedError
 
     def answer(self, gateway: TritonGateway) -> Reply:
@@ -168,7 +169,7 @@ class Run:
         self.is_cancelled = False
         self._job = job
         self._gateway = gateway
-        self._in_flight: list[Call | Responses] = []  # at most two calls
+        self._in_flight: list[Call | Responses] = []  # contains at most two calls
         self._reserved = Reservation()  # memory for the call, if the job has not reserved it itself
 
     def results(self) -> Generator[Any, None, None]:
@@ -180,7 +181,7 @@ class Run:
         try:
             step, call = self._begin(None)
             while True:
-                # the next step, if it can be sent before this one is answered
+                # prepare and send the next step now, if possible
                 ahead = self._ahead(step)
                 for reply in self._wait(call):
                     if step.is_partial:

@@ -108,16 +108,17 @@ class Request:
     target: Target = UNNAMED
     # the key-value pairs of Custom-Attributes
     attributes: Mapping[str, str] = field(default_factory=dict)
-    parameters: Mapping[str, str] = field(default_factory=dict)  # the query string
-    session: str = ""  # the Session-Id header as received
-    accept: str = ""  # the Accept header
+    # the key-value pairs of the query string, except the model's name and version
+    parameters: Mapping[str, str] = field(default_factory=dict)
+    session: str = ""  # the value of the Session-Id header
+    accept: str = ""  # the value of the Accept header
     # the media type of the requested stream; "" for a reply in one piece
     stream: str = ""
-    reply_deadline: Deadline = NEVER  # for a reply in one piece
-    stream_deadline: Deadline = NEVER  # for a stream
+    reply_deadline: Deadline = NEVER  # the deadline if the reply is in one piece
+    stream_deadline: Deadline = NEVER  # the deadline if the reply is a stream
     budget: Budget = field(default_factory=Budget)
     timings: Timings = field(default_factory=Timings)
-    traceparent: str = ""  # the traceparent header, if the trace is sampled
+    traceparent: str = ""  # the value of the traceparent header if the trace is sampled
     decoder: Decoder = field(default_factory=lambda: Decoder(Limits()))  # shared by all requests
 
     @property

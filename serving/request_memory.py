@@ -22,10 +22,10 @@ SMALL_JSON = 1024  # JSON up to this many bytes is charged by length, without co
 # How many bytes of memory each step takes
 SHORT = 80  # per byte of a small JSON text
 OBJECT = 200  # per JSON object that msgspec parses
-LIST = 90  # per list
-STRING = 60  # per string, besides its characters
+LIST = 90  # per JSON list
+STRING = 60  # per JSON string, besides its characters
 WIDEST = 7  # per character of non-ASCII text: 4 bytes, and a copy of the text without its escapes
-KEY = 60  # per key with its value
+KEY = 60  # per key of a JSON object, with its value
 # The numbers in a JSON text take NUMBER each or, if that is less, CACHED each plus DIGIT per byte
 # of the text, because Python caches small integers. Most values in large bodies are numbers.
 NUMBER = 40
@@ -75,7 +75,7 @@ def json_parts(data: bytes) -> Parts:
     counts = dict.fromkeys((b"{", b"[", b'"', b":", b","), 0)
     for start in range(0, len(data), PIECE):
         piece = data[start : start + PIECE]
-        values = np.frombuffer(piece, np.uint8)  # comparing takes half the time of bytes.count
+        values = np.frombuffer(piece, np.uint8)  # NumPy counts in half the time of bytes.count
         for character in counts:
             # Searching is several times faster than counting, and most pieces of base64 contain
             # none of these characters.
@@ -87,7 +87,7 @@ def json_parts(data: bytes) -> Parts:
 
 
 def json_objects(parts: Parts) -> int:
-    """Return how many bytes a JSON text takes when msgspec parses it."""
+    """Return how many bytes of memory a JSON text takes when msgspec parses it."""
     short_numbers = CACHED * parts.commas + DIGIT * parts.length
     numbers = min(NUMBER * parts.commas, short_numbers)
     values = OBJECT * parts.objects + LIST * parts.lists + STRING * parts.strings
@@ -96,27 +96,27 @@ def json_objects(parts: Parts) -> int:
 
 
 def json_numbers(parts: Parts) -> int:
-    """Return how many bytes a JSON text takes when simdjson parses it and it is converted to
-    tensors."""
+    """Return how many bytes of memory a JSON text takes when simdjson parses it and it is converted
+    to tensors."""
     values = LIST * parts.lists + STRING * parts.strings + ELEMENT * parts.commas
     return PARSED * parts.length + values
 
 
 def form(data: bytes) -> int:
-    """Return how many bytes a URL-encoded form takes."""
+    """Return how many bytes of memory parsing a URL-encoded form takes."""
     escapes = data.count(b"%")
     escaped = FORM * len(data) + ESCAPE * escapes if escapes else 0
     return escaped + FIELDS * text(data)
 
 
 def text(data: bytes) -> int:
-    """Return how many bytes a text takes when it is decoded from UTF-8."""
+    """Return how many bytes of memory a text takes when it is decoded from UTF-8."""
     return len(data) if data.isascii() else WIDEST * len(data)
 
 
 def tensor_strings(count: int, length: int) -> int:
-    """Return how many bytes a tensor's `count` strings take, given their total `length` in
-    bytes."""
+    """Return how many bytes of memory the strings of a tensor take, given their `count` and their
+    total `length` in bytes."""
     return TENSOR_STRING * count + TENSOR_BYTE * length
 
 
@@ -157,7 +157,7 @@ class Reservation:
             self.size = size
 
     def add(self, other: "Reservation") -> None:
-        """Take over what another reservation holds."""
+        """Take over the memory that another reservation holds."""
         self._account = self._account or other._account
         self.size += other.size
         other.size = 0

@@ -19,7 +19,7 @@ from simulate.service_model import passed_on
 
 # where results are written; on AWS, S3OutputPath in the endpoint's configuration says so
 OUTPUT = "s3://simulate/async"
-# the API's defaults
+# the API's defaults for InvocationTimeoutSeconds and RequestTTLSeconds
 INVOCATION_SECONDS = 900
 QUEUE_SECONDS = 21600
 CALLS_AT_ONCE = 4  # AWS does not publish this number

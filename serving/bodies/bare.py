@@ -83,8 +83,8 @@ def _input(spec: TensorSpec, data: Any, is_batched: bool) -> schemas.Input:
 
 def rows_of(frame: schemas.Frame, field: str) -> list[Item]:
     """Return the rows of a data frame as instances. A row becomes an object whose keys are the
-    columns, or a list if the columns have only numbers. Raise InvalidRequest, DecodingError or
-    PayloadTooLarge."""
+    columns, or a list if the columns are numbered instead of named. Raise InvalidRequest,
+    DecodingError or PayloadTooLarge."""
     columns = list(map(str, frame.columns))
     for number, row in enumerate(in_time(frame.data)):
         if len(row) != len(columns):

@@ -58,7 +58,7 @@ MOST_KEYS = 32  # keys of a document of tensors, and of each tensor; KServe defi
 # For JSON of this many bytes or more, simdjson is faster, because it does not create a Python
 # object for each number.
 LARGE = 2 * 1024
-# keys of a flat object that are options of the request, not fields of its instance
+# keys of a flat object that are options of the request rather than fields of an instance
 NO_FIELDS = {*RESERVED, "parameters"}
 SHAPES = (
     '{"instances": […]}, {"inputs": […]} with KServe v2 tensors or instances, an instance '

@@ -32,7 +32,7 @@ def try_example(gateway: TritonGateway, decoder: Decoder, served: ServedModel) -
     try:
         try:
             instances.bind(served, request).answer(gateway)
-        except NotAcceptable:  # the model only streams
+        except NotAcceptable:  # raised if the model can only answer with a stream
             job = instances.bind(served, replace(request, stream=JSON_LINES))
             for result in Run(job, gateway).results():
                 job.line(result)

@@ -1,4 +1,5 @@
-"""Bodies of text-embeddings-inference (TEI) and of Hugging Face's InferenceClient."""
+"""Reads and answers bodies of text-embeddings-inference (TEI) and of Hugging Face's
+InferenceClient."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -45,7 +46,7 @@ CLASS = {"label": "label", "score": "score"}
 WORD = {"score": "score", "word": "word", "start": "start", "end": "end"}
 ANSWER = {"answer": "answer", "score": "score", "start": "start", "end": "end"}
 TOKEN = {"score": "score", "token": "token_id", "token_str": "token", "sequence": "sequence"}
-# keyed by the task of the model's client
+# maps the task of a model's client to the format in which the pipeline for that task answers
 FORMS = {
     "embedding": Form("embedding", is_listed=True),
     "fill-mask": Form("masks", TOKEN, is_single=True),

@@ -43,9 +43,9 @@ from serving.sessions import SEQUENCE_END
 from serving.triton.tensors import DATATYPES, SIZES, Array, InferReply, Tensor, to_raw
 
 BINARY_TYPE = "application/vnd.sagemaker-triton.binary+json"
-# datatypes of outputs that can be answered with classes, as in Triton
+# the datatypes of outputs for which classes can be requested; the same as in Triton
 SCORES = DATATYPES - {"BOOL", "BYTES", "FP16", "BF16"}
-OTHER_BODIES = ("instances", "payload")  # keys of bodies without tensors
+OTHER_BODIES = ("instances", "payload")  # keys that occur only in bodies without tensors
 LONGEST_KEY = 40  # how many characters of an unknown key difflib compares
 MOST_OTHERS = 100  # how many unknown keys are compared with all fields, which is slow
 # the HTTP header in which KServe puts the length of the JSON header
@@ -248,7 +248,7 @@ def _with_binary(entry: schemas.Input, shape: tuple[int, ...], data: bytes | mem
     if entry.data is not UNSET:
         raise InvalidRequest("it has both data and binary_data_size; send one of them")
     count = math.prod(shape)
-    if entry.datatype == "BYTES":  # Triton counts the strings itself
+    if entry.datatype == "BYTES":  # Triton checks that the data contains `count` strings
         check_count(count, MOST_STRINGS, "strings")
     elif count * SIZES[entry.datatype] != len(data):
         raise InvalidRequest(

@@ -75,7 +75,8 @@ def read_npy(data: bytes) -> Array:
 
 
 def _fills(shape: tuple[int, ...], itemsize: int, size: int) -> bool:
-    """Return whether an array of this shape takes exactly `size` bytes."""
+    """Return whether an array of this shape, whose elements take `itemsize` bytes each, takes
+    exactly `size` bytes."""
     if len(shape) > MOST_DIMENSIONS or not itemsize:
         return False
     # check each dimension, because NumPy refuses a huge one even if another one is 0

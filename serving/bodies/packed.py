@@ -8,7 +8,7 @@ from serving.errors import InvalidRequest, PayloadTooLarge, UnsupportedMediaType
 
 PACKED = ("gzip", "x-gzip", "deflate")
 DETECT = zlib.MAX_WBITS | 32  # accept a gzip or a zlib header
-PIECE = 64 * 1024  # bytes of compressed data
+PIECE = 64 * 1024  # bytes of compressed data that are passed to zlib at a time
 INFLATED = 2**20  # bytes that one call decompresses at most, because copying them holds the GIL
 
 

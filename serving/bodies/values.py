@@ -131,7 +131,7 @@ def _flat(values: list[Any]) -> tuple[list[Any], set[type]]:
 
 
 def types_of(values: list[Any]) -> set[type]:
-    """Return the types of the values. Raise TooLate."""
+    """Return the set of the values' types. Raise TooLate."""
     types: set[type] = set()
     for some in portions(values):
         types.update(map(type, some))

@@ -21,8 +21,8 @@ csv.field_size_limit(2**31 - 1)  # cells are limited only by the size of the bod
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits for an image. A JPEG may be decoded at a reduced size if each side keeps at least
-    `side` pixels. If `side` is 0, JPEGs are not reduced."""
+    """Limits for decoding an image. A JPEG may be decoded at a reduced size as long as each side
+    keeps at least `side` pixels. If `side` is 0, JPEGs are decoded at full size."""
 
     max_image_pixels: int = 89_000_000  # above this, Pillow considers an image a decompression bomb
     side: int = 0
@@ -43,7 +43,7 @@ class Codec(ABC):
     part: str = ""
     keys: tuple[str, ...] | None = None
     media_types: tuple[str, ...] = ()
-    # the JSON Schema of an instance in JSON; {} allows any value
+    # the JSON Schema of an instance that is sent as JSON; {} allows any value
     schema: ClassVar[Mapping[str, Any]] = {}
 
     def from_bytes(self, data: bytes, limits: Limits) -> Any:

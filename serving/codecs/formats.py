@@ -1,5 +1,5 @@
-"""Handles the differences between image formats: decoder memory, modes other than RGB, and
-encoding."""
+"""Handles the differences between image formats: how much memory their decoders need, how their
+pixels are converted to RGB, and how images are encoded."""
 
 import struct
 from collections.abc import Callable, Mapping
@@ -13,7 +13,7 @@ from PIL import Image, TiffImagePlugin, TiffTags
 from serving.errors import DecodingError
 
 PIXEL = 4  # bytes per pixel in Pillow's largest modes, which include RGB
-# bytes per pixel: two canvases of libwebp, Pillow's copy of one, and the RGB image
+# bytes per pixel of a WebP: two canvases of libwebp, Pillow's copy of one, and the RGB image
 WEBP_BUFFERS = 16
 # The maximum number of scans in a JPEG of the maximum size. Each scan is a pass over all pixels.
 # The progressive JPEGs that libjpeg writes have 10.
@@ -24,7 +24,7 @@ SCAN_COMPONENTS = 4  # bytes from START_OF_SCAN to the number of components in t
 ANIMATED = {"GIF", "PNG", "WEBP", "TIFF"}
 # pixels to convert at a time; each takes up to 16 bytes during the conversion
 STRIP_PIXELS = 2**20
-WHITE_IS_ZERO = 0  # a TIFF's PhotometricInterpretation
+WHITE_IS_ZERO = 0  # a value of the TIFF tag PhotometricInterpretation
 # pixels, as in libjpeg (JPEG_MAX_DIMENSION). To resize an image that is a single line of 89 million
 # pixels, Pillow would take gigabytes.
 LONGEST_SIDE = 65_500

@@ -180,7 +180,7 @@ class Header:
             smaller = {"min_height": self.side, "min_width": self.side, "min_factor": SMALLER}
             with suppress(Exception):
                 height, width, *_ = simplejpeg.decode_jpeg_header(self.data, **smaller)
-                # `memory` was computed from the size that Pillow would decode
+                # do not exceed the size from which `memory` was computed
                 if width < image.width and height < image.height:
                     pixels = np.empty((height, width, 3), np.uint8)
                     decoded = Image.fromarray(
@@ -257,6 +257,6 @@ class EncodedImageCodec(ImageCodec):
         Header(data, limits)
         return data
 
-    # nothing is decoded
+    # replace ImageCodec's methods by the defaults, because nothing is decoded
     load = Codec.load
     memory = Codec.memory

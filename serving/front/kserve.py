@@ -92,7 +92,7 @@ def index() -> Response:
 
 
 def read_tensors(source: Incoming) -> TensorBody:
-    """Parse the body of …/infer. Raise InvalidRequest."""
+    """Parse the body of a request to …/infer. Raise InvalidRequest."""
     data = source.whole()
     if (length := source.headers.get(HEADER_LENGTH)) is not None:
         return read_binary(length, HEADER_LENGTH, data, is_kserve=True)

@@ -138,7 +138,7 @@ def models() -> Response:
     if refused := [_refused(rejection) for rejection in table.rejected if rejection.is_current()]:
         document["refused"] = refused
     if is_on_demand:
-        with suppress(ModelNotReady):  # a bucket may answer late
+        with suppress(ModelNotReady):  # leave the list out if a bucket does not answer in time
             known = ask_manager(services().settings, "GET", "/known", MANAGER_MARGIN)["names"]
             document["not_loaded"] = [name for name in known if name not in table.ready]
     return json_reply(document)

@@ -34,7 +34,8 @@ ANSWER_SECONDS = 1.7  # the time limit of /ping, for which nginx and SageMaker w
 
 
 class Monitoring:
-    """Answers /ping and /metrics. The supervisor writes `status_file`."""
+    """Implements /ping and /metrics. `status_file` is the file in which process 1 reports the
+    status of all processes."""
 
     def __init__(self, registry: Registry, status_file: Path) -> None:
         self.registry = registry

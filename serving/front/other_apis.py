@@ -86,7 +86,7 @@ def _add_converter(state: BlueprintSetupState) -> None:
 
 
 def read_api(body: type[ApiBody], source: Incoming) -> ApiBody:
-    """Parse a body. Raise InvalidRequest or PayloadTooLarge."""
+    """Parse the whole body of the request as a `body`. Raise InvalidRequest or PayloadTooLarge."""
     return body.of(source.whole())
 
 
@@ -100,7 +100,7 @@ def read_by_attribute(source: Incoming) -> ApiBody:
 
 
 def read_predict(source: Incoming) -> Instances:
-    """Parse a body of KServe v1. Raise InvalidRequest or PayloadTooLarge."""
+    """Parse the body of a request to KServe v1. Raise InvalidRequest or PayloadTooLarge."""
     return read_instances(read(JsonObject, source.whole()), "instances")
 
 

@@ -30,8 +30,8 @@ def digest(name: str) -> str:
 
 @dataclass(frozen=True)
 class ProcessStatus:
-    """The status of one process. `pid` is None if it is not running; `last_exit` describes how it
-    last ended."""
+    """The status of a process. `pid` is None if the process is not running. `last_exit` describes
+    how it ended the last time."""
 
     pid: int | None = None
     starts: int = 0

@@ -30,8 +30,8 @@ def this_machine(root: Path = ROOT) -> Machine:
 
 
 def cpu_quota(root: Path = ROOT) -> float:
-    """Return how many processors this process may use: its control group's quota, but no more than
-    its CPU affinity allows."""
+    """Return how many processors this process may use. This is the quota of its control group, or
+    the number of processors that its CPU affinity allows, whichever is lower."""
     pairs = [
         *_limits(root, "", "cpu.max"),
         *_limits(root, "cpu", "cpu.cfs_quota_us", "cpu.cfs_period_us"),
@@ -42,8 +42,8 @@ def cpu_quota(root: Path = ROOT) -> float:
 
 
 def memory_limit(root: Path = ROOT) -> int:
-    """Return how many bytes of memory this process may use: its control group's limit, but no more
-    than the machine has."""
+    """Return how many bytes of memory this process may use. This is the limit of its control group,
+    or the memory of the machine, whichever is lower."""
     limits = [*_limits(root, "", "memory.max"), *_limits(root, "memory", "memory.limit_in_bytes")]
     lines = (root / "proc/meminfo").read_text().splitlines()
     line = next(line for line in lines if line.startswith("MemTotal:"))
@@ -105,7 +105,8 @@ def oom_kills(root: Path = ROOT) -> int | None:
 def _limits(root: Path, controller: str, *files: str) -> Iterator[list[int]]:
     """Yield the numbers in `files` for each control group that has them."""
     for folder in _cgroup_folders(root, controller):
-        with contextlib.suppress(OSError, ValueError):  # a file is missing, or contains "max"
+        # ignore a group in which a file is missing or contains "max", which means no limit
+        with contextlib.suppress(OSError, ValueError):
             texts = [(folder / file).read_text() for file in files]
             yield [int(word) for word in " ".join(texts).split()]
 
@@ -116,7 +117,7 @@ def _cgroup_folders(root: Path, controller: str) -> Iterator[Path]:
     group = Path()
     with contextlib.suppress(OSError):
         for line in (root / "proc/self/cgroup").read_text().splitlines():
-            _, controllers, path = line.split(":", 2)  # version 2 lists no controllers
+            _, controllers, path = line.split(":", 2)  # `controllers` is "" for version 2
             if controller in controllers.split(","):
                 group = Path(path.lstrip("/"))
     for folder in (group, *group.parents):

@@ -19,7 +19,8 @@ from serving.triton.quirks import STUB_WAIT_VERSION
 NVIDIA_IMAGE = Path("/opt/tritonserver")
 PACKAGE = "pytriton"
 DISTRIBUTION = "nvidia-pytriton"
-TRITON_IN_PACKAGE = {"0.7.0": "2.51.0"}  # package version -> tritonserver version
+# maps the version of the PyPI package to the version of tritonserver that it contains
+TRITON_IN_PACKAGE = {"0.7.0": "2.51.0"}
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 # the folders into which Triton's Python backend unpacks the Python packages of models
 ENVIRONMENTS = "/tmp/python_env_??????"
@@ -49,8 +50,8 @@ def binary() -> Path:
 
 
 def backend_directory() -> Path:
-    """Return the folder for --backend-directory: NVIDIA's own in its image, otherwise
-    triton/backends under sys.prefix."""
+    """Return the folder that contains Triton's backends. In NVIDIA's image it is NVIDIA's own,
+    elsewhere triton/backends under sys.prefix."""
     return (
         NVIDIA_IMAGE / "backends" if is_nvidia_image() else Path(sys.prefix) / "triton" / "backends"
     )

@@ -69,7 +69,7 @@ class Manager:
         return has_changed
 
     def put(self, *entries: Entry) -> None:
-        """Add models to the table, or replace them."""
+        """Add models to the table. Replace models that have the same names."""
         self.write(lambda models: models.with_entries(*entries))
 
     def remove(self, name: str) -> None:

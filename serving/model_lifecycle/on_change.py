@@ -260,7 +260,7 @@ def _config(folder: Path, state: str, device: str) -> Any:
 
 
 def _states(folders: Mapping[str, ModelFolder], names: Iterable[str]) -> dict[str, str]:
-    """Return the signature of each model, or "" if its folder is gone."""
+    """Return the signature of each model, or "" if its folder no longer exists."""
     return {name: folders[name].signature if name in folders else "" for name in sorted(names)}
 
 

@@ -137,8 +137,8 @@ class OnDemand(OnPost):
         self._threads = ThreadPoolExecutor(MOST_LOADS, thread_name_prefix="load")
         self._unloads = ThreadPoolExecutor(LOADS_AT_ONCE, thread_name_prefix="unload")
         self._victims: set[str] = set()  # the `load_id` of each model that was chosen for eviction
-        self._evicted: dict[str, float] = {}  # models, and when they were evicted
-        self._last_needs: deque[int] = deque(maxlen=10)  # the bytes of the last loads
+        self._evicted: dict[str, float] = {}  # maps models to the times of their last evictions
+        self._last_needs: deque[int] = deque(maxlen=10)  # how many bytes the last loads needed
         self._last_shortage = -math.inf  # when a load had to evict models for the last time
 
     def want(self, name: str) -> None:

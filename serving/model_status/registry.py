@@ -33,8 +33,8 @@ log = logging.getLogger(__name__)
 # The type of Slot.keep (front/admission.py), which keeps a model loaded. Its parameters are the
 # model's name and the column of the model's counter in the leases.
 Keep = Callable[[str, int], None]
-LOOK_SECONDS = 0.02  # seconds between looks at the table while a model is being loaded
-WANT_SECONDS = 0.5  # seconds between requests to load the model
+LOOK_SECONDS = 0.02  # while a model is being loaded: seconds between checks whether it is ready
+WANT_SECONDS = 0.5  # meanwhile: seconds between requests to the manager to load the model
 
 
 class Registry:
@@ -149,7 +149,8 @@ class Registry:
             with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sent:
                 sent.setblocking(False)
                 sent.sendto(orjson.dumps(report), str(self._deaths))
-        except OSError as err:  # the manager is restarting; the next call reports the death
+        # the manager is being restarted, and the next call to the model will report the death
+        except OSError as err:
             log.warning(
                 "the death of a process of model '%s' cannot be reported: %s", served.name, err
             )
@@ -175,7 +176,7 @@ class Registry:
         return self._served[self._ready(self.table.look(), name).key]
 
     def check(self, name: str, version: str | None = None) -> None:
-        """Raise the error that says why the model, or this version of it, is not ready."""
+        """Raise an error if the model, or this version of it, is not ready. The error says why."""
         self._ready(self.table.look(), name, version)
 
     def _ready(self, models: Models, name: str, version: str | None = None) -> Entry:

@@ -108,13 +108,13 @@ class ServedModel:
         return self.client
 
     def example(self) -> bytes:
-        """Return one instance as a caller would post it: the folder's example.*, or else the
-        client's example."""
+        """Return an example instance as a caller would send it: the content of example.* in the
+        model's folder, or else the client's example."""
         own = self.example_file()
         return own.read_bytes() if own else self.require_client().example
 
     def example_file(self) -> Path | None:
-        """Return the folder's example.*, or None if there is none."""
+        """Return the file example.* in the model's folder, or None if there is none."""
         return next(iter(sorted(self.model.path.glob("example.*"))), None)
 
 

@@ -21,7 +21,7 @@ import msgspec
 
 from serving.model_status.table import Models
 
-MODELS = 4096  # columns for models
+MODELS = 4096  # the number of columns for models
 ALL_MODELS = MODELS  # the column that counts all requests whose model is known
 TOTAL = MODELS + 1  # the column that counts all requests
 WAITING = MODELS + 2  # the column that counts requests that wait for their model to be loaded
@@ -54,8 +54,8 @@ class Table:
         return read[1]
 
     def write(self, models: Models) -> None:
-        """Replace the file atomically. Its modification time is unique and serves as its version.
-        Raise OSError."""
+        """Replace the file atomically. Give it a unique modification time, which `look` uses as the
+        version of the table. Raise OSError."""
         temporary = self.file.with_name(f".{self.file.name}.{threading.get_ident()}")
         temporary.write_text(json.dumps(asdict(models)), encoding="utf-8")
         version = time.monotonic_ns()
@@ -89,11 +89,13 @@ class Leases:
         self._bytes[index] += size
 
     def requests(self, column: int) -> int:
-        """Return the number of requests in flight across all workers."""
+        """Return the number of requests in flight that are counted in this column, across all
+        workers."""
         return sum(self._requests[column::WIDTH])
 
     def bytes(self, column: int) -> int:
-        """Return the total size in bytes of the bodies of all requests in flight."""
+        """Return the total size in bytes of the bodies of the requests in flight that are counted
+        in this column, across all workers."""
         return sum(self._bytes[column::WIDTH])
 
     def touch(self, column: int) -> None:

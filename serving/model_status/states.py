@@ -14,7 +14,7 @@ it must be reloaded before it can be unloaded. A recovery thread does this while
 
 from enum import Enum
 
-LOADING = "loading"  # tritonserver loads the model at its start
+LOADING = "loading"  # tritonserver is starting, and loads the model
 ADDING = "adding"  # a call is loading the model for the first time; callers cannot find it yet
 READY = "ready"
 FAILED = "failed"  # Triton could not load the model, or the model failed on its example
@@ -24,7 +24,7 @@ RELOADING = "reloading"  # a thread is reloading the model
 RELOADED = "reloaded"
 REFUSING = "refusing"  # the model's processes died too often: a thread is unloading the model
 REFUSED = "refused"  # the model has been unloaded, and waits for a reload
-UNLOADING = "unloading"  # no call may begin to use the model; Triton may still have it loaded
+UNLOADING = "unloading"  # no new call may use the model, but Triton may still have it loaded
 STATES = (
     LOADING,
     ADDING,

@@ -94,7 +94,7 @@ class Entry:
             return ModelFailed(self.name, self.reason)
         if self.state == ADDING:
             return ModelNotLoaded(self.name)
-        # LOADING; models in UNLOADING cannot be found by any name
+        # the state is LOADING, because a model in UNLOADING cannot be found by any name
         return ModelNotReady(f"model '{self.name}' is being loaded; try again shortly")
 
 
@@ -112,7 +112,7 @@ class Rejection:
     code: str = ModelFailed.code
 
     def is_current(self) -> bool:
-        """Return whether calls still get the error."""
+        """Return whether calls still get the error, because `until` has not passed."""
         return self.until > time.monotonic()
 
 

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from typing import IO, Any
 
 LINE_LIMIT = 16 * 1024
-CHUNK = 64 * 1024  # the capacity of a pipe
+CHUNK = 64 * 1024  # bytes to read at a time, as many as a pipe can hold
 ENTRY = '{"'  # the beginning of nginx's and gunicorn's log entries, which are JSON
 OUTPUT_END_TIMEOUT = 1.0
 OUTPUT_PATIENCE = 1.0  # seconds for which the log's reader may pause before lines are dropped
@@ -130,7 +130,8 @@ class Output:
                 text = f"{self._dropped} lines were dropped: nobody read the log"
                 # begin with a line break, because the last line may have been written only in part
                 data = f"\n{self._format('serve', text, 'warning')}\n".encode() + data
-            # a pipe that is ready takes PIPE_BUF bytes without blocking (POSIX)
+            # Write at most PIPE_BUF bytes at a time. If select says that a pipe is writable, it
+            # takes that many without blocking (POSIX).
             with contextlib.suppress(OSError):
                 while data and select.select([], [self._descriptor], [], patience)[1]:
                     data = data[os.write(self._descriptor, data[: select.PIPE_BUF]) :]

@@ -46,7 +46,7 @@ TRITON_NOISE = (
     r"^\s*$|^[+|].*[+|]$|evhtp\.c.*NODELAY NOT SUPPORTED",
     r"^I\d{4} [\d:.]+ \d+ \S+\] (\"Timeout \d+: Found.*)?$",
 )
-# lines that are dropped on a machine without a GPU, because they only say so
+# lines that are also dropped on a machine without a GPU, because they only say that there is none
 NO_GPU_NOISE = (
     r"^Error: Failed to initialize NVML$",
     r"\"(Unable to allocate pinned system memory|CUDA memory pool disabled|"

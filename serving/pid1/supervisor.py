@@ -28,7 +28,7 @@ BACKOFF_FIRST = 0.25
 BACKOFF_MAX = 8.0
 # seconds between rounds of the loop while waiting for a process or for readiness
 POLL_INTERVAL = 0.1
-IDLE_INTERVAL = 1.0  # seconds between rounds of the loop at other times
+IDLE_INTERVAL = 1.0  # seconds between rounds of the loop once everything is running and ready
 REPORT_INTERVAL = 5.0  # seconds between log lines that say why the container is not ready yet
 # Seconds that a stop may take if the server was never ready. No request is in flight then, and
 # waiting longer would not help, because tritonserver ignores the signal while it loads models.
@@ -45,8 +45,8 @@ class _Child:
     process: Process
     pid: int | None = None
     starts: int = 0
-    deaths: list[float] = field(default_factory=list)  # within the last WINDOW seconds
-    hangs: bool = False  # the process is being killed because it did not answer
+    deaths: list[float] = field(default_factory=list)  # times of deaths within the last WINDOW
+    hangs: bool = False  # whether the process is being killed because it did not answer
     retry_at: float = 0.0
     last_exit: str = ""
 

@@ -176,8 +176,8 @@ class System:
         return child.pid
 
     def reap(self) -> list[tuple[int, int]]:
-        """Return (pid, exit code) of all processes that have ended, including inherited orphans.
-        Kill the other processes in their groups, and remove their leftovers."""
+        """Return (pid, exit code) for each process that has ended, including orphans that process 1
+        has inherited. Kill the other processes in their groups, and remove their leftovers."""
         ended = []
         with contextlib.suppress(ChildProcessError):
             while child := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):

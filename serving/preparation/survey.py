@@ -251,7 +251,7 @@ def _is_closed(path: Path) -> bool:
 def _entered(folder: Path, warnings: list[str]) -> Path:
     """Return the folder, or its only subfolder if that is the actual repository. That happens if an
     archive was made with `tar czf model.tar.gz model_repository`."""
-    with suppress(OSError):  # _collect reports the error
+    with suppress(OSError):  # _collect will report the error
         inner = folders_in(folder)
         if (
             not is_model(folder)

@@ -31,12 +31,12 @@ from serving.repository.unpacking import BadArchive, unpack
 SILENT_SECONDS = 5.0  # a request is sent again if no byte arrives for this long
 CLIENT = {
     "timeout": timedelta(hours=1),  # for fetching a whole object
-    "allow_http": True,  # if the URL of an endpoint begins with http://
+    "allow_http": True,  # needed if the URL of an endpoint begins with http://
 }
 RETRIES = {"max_retries": 2, "retry_timeout": timedelta(hours=1)}
 PAGE = 1_000  # objects that one request lists
 MOST_OBJECTS = 10 * PAGE  # objects that are listed; a model folder must have fewer
-LIST_SECONDS = 30.0  # the names are listed again after this time
+LIST_SECONDS = 30.0  # for how long a list of names is used before the names are listed again
 PIECE = 2**20  # bytes of an object that are in memory at a time
 # Bytes of an object's URL. S3 answers 400 if the key, which is a part of the URL, is longer.
 LONGEST_URL = 1024

@@ -13,9 +13,9 @@ from pathlib import Path
 from serving.host.files import digest
 from serving.repository.unpacking import size_of
 
-# A function that writes a model into a new folder, and may use the folder's parent for temporary
-# files. It calls its second argument with the size in bytes of files before it writes them, and
-# with the negative size after it has removed them.
+# A function that writes a model into a new folder, its first argument. It may write temporary files
+# into the folder's parent. Its second argument is a function `take`: it calls take(size) before it
+# writes files of `size` bytes in total, and take(-size) after it has removed them.
 Write = Callable[[Path, Callable[[int], None]], None]
 
 
@@ -90,8 +90,8 @@ class Cache:
         raise OSError(errno.ENOSPC, reason)
 
     def _fits(self, size: int, removed: int = 0) -> bool:
-        """Return whether there is space for the `size` bytes added last, after `removed` bytes are
-        removed."""
+        """Return whether there would be space for the `size` bytes that were counted last if other
+        folders with `removed` bytes were removed."""
         is_free = size <= shutil.disk_usage(self._root).free + removed
         return is_free and sum(self._sizes.values()) - removed <= self._most
 

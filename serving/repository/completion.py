@@ -75,7 +75,7 @@ def main(model: Path, file: Path, backends: Path) -> None:
 
 
 def _completed(config: Any, version: Path, backends: Path) -> Any:
-    """Return the ModelConfig completed by the code of the backend or of the model."""
+    """Return the ModelConfig after the code of the backend or of the model has completed it."""
     if not (backend := backend_of(config)):
         found = (name for name, file in FILES.items() if (version / file).exists())
         config.backend = backend = next(found, "")

@@ -40,11 +40,11 @@ ENGINE_REASON = "cpu_engine_reason"  # a parameter that `serve` adds to config.p
 AUTO = "auto"
 ONNX_RUNTIME = "onnxruntime"
 OPENVINO = "openvino"
-PARAMETER = "cpu_engine"  # a parameter in config.pbtxt
+PARAMETER = "cpu_engine"  # the parameter in config.pbtxt that requests an engine
 NAMES = {ONNX_RUNTIME: "ONNX Runtime", OPENVINO: "OpenVINO"}
 # instruction sets for BF16, fastest first: maps Linux's names to the manufacturers' names
 BF16 = {"amx_bf16": "AMX", "avx512_bf16": "AVX512-BF16"}
-# OpenVINO's parameters
+# OpenVINO's parameters for the precision in which it computes
 PRECISION = "INFERENCE_PRECISION_HINT"
 BF16_HINT = "HINT_BF16"
 # the parameters of ONNX Runtime and of OpenVINO for the number of threads

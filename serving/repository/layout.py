@@ -73,7 +73,8 @@ def has_a_model(folder: Path) -> bool:
 def final_folders(
     folders: Sequence[Path], platform_models: Path = PLATFORM_MODELS
 ) -> tuple[Path, ...]:
-    """Return the folders, with "auto" replaced by an actual folder."""
+    """Return the repositories' folders. Replace "auto" by the platform's folder if that contains
+    models, else by the folder of the built-in models."""
     auto = platform_models if AUTO in folders and holds_models(platform_models) else BUILT_IN_MODELS
     return tuple(auto if folder == AUTO else folder for folder in folders)
 

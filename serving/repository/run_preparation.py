@@ -14,7 +14,7 @@ from serving.repository.layout import LayoutError, Survey
 from serving.settings.table import Settings
 
 ROOT = Path(__file__).resolve().parents[2]
-END_SECONDS = 10.0  # seconds that a check gets to remove its files when it is told to stop
+END_SECONDS = 10.0  # how long to wait for a process to remove its files before it is killed
 
 
 def survey(settings: Settings, *words: str) -> Survey:

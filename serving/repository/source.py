@@ -42,7 +42,7 @@ class Found:
 
 
 class Source(ABC):
-    """A repository of models. Thread-safe."""
+    """A repository in which models can be found by name. Thread-safe."""
 
     def __init__(self, cache: Cache) -> None:
         self._cache = cache
@@ -154,7 +154,7 @@ def plain_name(name: str) -> str:
 
 
 def may_be_found(name: str) -> bool:
-    """Return whether a model of this name could be in a repository."""
+    """Return whether a repository may contain a model of this name."""
     return is_nameable(name) and not any(map(_is_hidden, name.split("/")))
 
 

@@ -44,7 +44,7 @@ def unpack(archive: Path, folder: Path, take: Callable[[int], object] = int) -> 
 def _bounded(
     tar: tarfile.TarFile, folder: Path, take: Callable[[int], object], most: int = MOST_ENTRIES
 ) -> Iterator[tarfile.TarInfo]:
-    """Yield the entries of the archive, after calling `take` with the size of each. Raise
+    """Yield the entries of the archive. Before yielding an entry, call `take` with its size. Raise
     ValueError if there are more than `most` entries, or if an entry is larger than the free space
     on the disk of `folder`."""
     for count, member in enumerate(tar, 1):

@@ -32,12 +32,12 @@ from serving.settings.setting import (
 
 AUTO = Path("auto")
 ARCHIVES = Path("/opt/ml/models")  # where SageMaker unpacks the archives of multi-model mode
-LONGEST_STREAM = 480.0  # seconds, SageMaker's limit for a streamed response
+LONGEST_STREAM = 480.0  # seconds; SageMaker's limit for a streamed response
 MEGABYTE = 1024 * 1024
 MEMORY_PER_WORKER = 500 * MEGABYTE
-LARGE_PERCENT = 75  # the share of SERVE_MAX_CONCURRENCY that requests with large bodies may hold
-DEFAULT_PAYLOAD = 6  # MB, batch transform's default
-LARGEST_BODY = 1024.0  # MB
+LARGE_PERCENT = 75  # percent of SERVE_MAX_CONCURRENCY that requests with large bodies may use
+DEFAULT_PAYLOAD = 6  # MB; batch transform's default for MaxPayloadInMB
+LARGEST_BODY = 1024.0  # MB; the largest value of SERVE_MAX_BODY_MB
 # The minimum memory for requests, as a multiple of the maximum size of a body. It is enough to
 # parse one body, or to decode one image of the maximum size.
 BODIES = 32
@@ -45,8 +45,8 @@ BATCH_MEGABYTES = 100  # batch transform's limit for the total size of its concu
 # seconds; batch transform's InvocationsTimeoutInSeconds if a job does not set it
 BATCH_TIMEOUT = 600.0
 GRPC_PORT = 8001  # part of a socket's name, because Triton appends the port to any address
-# The options of tritonserver that `serve` sets itself, and the environment variable that determines
-# each ("": none does).
+# Maps the options of tritonserver that only `serve` may set to the environment variable that
+# determines the option, or to "" if none does.
 _OWN_OPTIONS = {
     "http-port": "",
     "http-address": "",
@@ -535,7 +535,8 @@ class Settings:
         device = "gpu" if machine.gpu else "cpu"
         health = "live" if self.policy.by_call else "ready"
         largest = LARGEST_BODY
-        if self.max_body_mb and self.batch_payload_mb:  # batch transform's payload must fit
+        # unless one of the two allows bodies of any size, batch transform's payload must fit
+        if self.max_body_mb and self.batch_payload_mb:
             largest = max(self.max_body_mb, float(self.batch_payload_mb))
         return replace(
             self,

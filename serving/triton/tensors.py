@@ -39,8 +39,8 @@ BF16 = np.dtype(triton_to_np_dtype("BF16"))
 
 @dataclass(slots=True)
 class Tensor:
-    """One input or output. `data` contains its numbers in little-endian order, or its strings, each
-    preceded by its length."""
+    """An input or output of a model. `data` contains its numbers in little-endian order, or its
+    strings, each preceded by its length."""
 
     name: str
     datatype: str
@@ -108,7 +108,7 @@ class InferRequest:
 
 @dataclass(slots=True)
 class InferReply:
-    """The outputs of one call, and the version of the model that answered."""
+    """Triton's reply to a call: its outputs, and the version of the model that answered."""
 
     version: str
     outputs: tuple[Tensor, ...]
