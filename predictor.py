@@ -105,9 +105,9 @@ def infer(read: Callable[[Incoming], Body], route: Target) -> Response:
     response.headers.update(source.reply_headers())
 
     def finish() -> None:
-        """Leave the slot, and count the request. Remove the thread's account and time limits,
-        because the thread's next request may not set its own (for example, one to /examples). For
-        a streamed reply, this is called after the last piece."""
+        """Leave the slot, and count the request. Remove the account and the time limits of this
+        thread, because the next request that it answers may not set any, for example one to
+        /examples. If the reply is streamed, this is called after its last piece."""
         open_account(None)
         allow_any_time()
         if source.slot:

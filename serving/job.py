@@ -203,8 +203,8 @@ class Run:
                 raise SessionNotFound(job.session.id) from err
             raise
         finally:
-            # Close the calls that an error or an early end left in flight. Triton still finishes a
-            # call whose inputs are in shared memory (Call).
+            # Close calls that are still in flight after an error, or because the caller has left.
+            # Triton finishes a call anyway if its inputs are in shared memory (Call).
             for call in self._in_flight:
                 call.close()
             self._reserved.shrink()

@@ -36,7 +36,7 @@ ITEM = 400  # per instance, besides its value: its Item, and the dict made of a 
 PARSED = 3  # per byte of a text that simdjson parses
 ESCAPE = 250  # per character that a form escapes, such as %41, which becomes a temporary string
 FORM = 12  # per byte of a form with escaped characters
-FIELDS = 4  # per byte of a form's text: the text, and the pieces into which it is split
+FIELDS = 4  # per byte of a form as text: the text, and the pieces into which it is split
 FILES = 5  # per byte of a form with files: the parser's pieces, and texts at 4 bytes a character
 UNPACKED = 2  # per byte of a body while it is decompressed
 DEFLATED = 1032  # per byte of a compressed body: deflate's maximum ratio
@@ -48,11 +48,11 @@ TENSOR_STRING = 300
 TENSOR_BYTE = 14  # per byte of a tensor's strings: each may become six bytes of JSON
 # per byte of an output's strings, when their JSON is joined with that of the other outputs
 ESCAPED = 6
-SORTED = 40  # per number of an output for which classes are requested
-WRITTEN = 2  # per byte of a reply while it is written: the buffer grows, or its pieces are joined
+SORTED = 40  # per number of an output that is sorted to find the classes with the highest scores
+WRITTEN = 2  # per byte of a reply being written, which is copied when its buffer grows or is joined
 BASE64 = 4  # per character of base64: copies without line breaks, padded, as bytes, and decoded
 CELLS = 16  # per byte of a row of CSV: its text, the csv module's copy, and the cells
-TOKEN = 200  # per token of a text's windows, for its position in the text
+TOKEN = 200  # per token of a text, for the Python objects that record its position in the text
 # decoded images take 1 / KEPT of the memory that decoding them takes
 KEPT = 2
 

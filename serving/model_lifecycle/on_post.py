@@ -233,8 +233,8 @@ def _measure_of(entry: Entry) -> tuple[str, str]:
 
 
 def shortfall(limit: int, used: int, needed: int) -> str:
-    """Return the error message if `needed` bytes exceed what is left of `limit` after `used`, else
-    ""."""
+    """Return the error message for a model that needs more memory than is left, or "" if there is
+    enough. `used` of the `limit` are taken, and the model needs `needed` bytes."""
     if used + needed <= limit:
         return ""
     megabytes = [f"{number / 2**20:.0f} MB" for number in (needed, used, limit)]
