@@ -52,7 +52,7 @@ SORTED = 40  # per number of an output that is sorted to find the classes with t
 WRITTEN = 2  # per byte of a reply being written, which is copied when its buffer grows or is joined
 BASE64 = 4  # per character of base64: copies without line breaks, padded, as bytes, and decoded
 CELLS = 16  # per byte of a row of CSV: its text, the csv module's copy, and the cells
-TOKEN = 200  # per token of a text, for the Python objects that record its position in the text
+TOKEN = 200  # per token in a window of a text, for the objects that record its position
 # decoded images take 1 / KEPT of the memory that decoding them takes
 KEPT = 2
 
