@@ -1,8 +1,8 @@
 """Creates the Flask app, and answers inference requests.
 
-bytes --read--> body --body.bind(served, request)--> Job --Job.answer--> Reply --> Response
-Registry.use finds the ServedModel that the request names, and keeps it loaded until the request
-leaves its slot.
+To answer a request, `read` parses its body. Registry.use finds the ServedModel that the request
+names, and keeps it loaded until the request leaves its slot. body.bind creates a Job for the model,
+and Job.answer runs it and returns a Reply, from which the Response is made.
 
 The other routes are blueprints in serving/front/.
 """

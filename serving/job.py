@@ -1,8 +1,8 @@
 """Defines Job, which each kind of body creates from a request, and Run, which executes a job.
 
-body.bind(served, request) -> Job
-Run.results: prepare -> Step --send--> Triton --wait--> replies --finish--> result, step by step
-results --Job.reply--> Reply, or each result --Job.line--> a line of a stream
+A job is executed step by step. Job.prepare returns a Step, which Run sends to Triton. When Triton
+has replied, Job.finish converts the replies to the result of the step. Finally, Job.reply combines
+the results of all steps into one reply. For a stream, Job.line converts each result to a line.
 """
 
 from collections.abc import Generator, Iterator, Mapping, Sequence

@@ -96,7 +96,7 @@ def parse_port_range(text: str) -> tuple[int, ...]:
 
 
 def parse_switch(text: str) -> str:
-    """Convert a word to lower case, and words for a boolean, such as yes or 0, to true or
+    """Return the word in lower case. Replace words for a boolean, such as yes or 0, by true or
     false."""
     return str(WORDS.get(text.lower(), text)).lower()
 
