@@ -136,7 +136,7 @@ def _answer(source: Incoming, read: Callable[[Incoming], Body], route: Target) -
     target = request.target
     tasks = body.tasks if isinstance(body, ApiBody) else ()
     with app.registry.use(
-        source.slot.keep, source.timings, target.name, target.version, tasks
+        source.slot.keep, source.timings.stage("load"), target.name, target.version, tasks
     ) as served:
         source.model = served.name
         job = body.bind(served, request)

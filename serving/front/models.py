@@ -11,7 +11,7 @@ import hmac
 import math
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict
 from functools import wraps
 from http import HTTPStatus
@@ -41,7 +41,6 @@ from serving.model_status.served_model import ServedModel
 from serving.model_status.states import READY
 from serving.model_status.table import Entry, Rejection
 from serving.named_value import whole_number
-from serving.request import Timings
 from serving.settings.table import ON_DEMAND
 
 PAGE = 100
@@ -101,7 +100,10 @@ def answer_example(name: str) -> Response:
     app = services()
     reason = ""
     try:
-        with app.admission.enter(0) as slot, app.registry.use(slot.keep, Timings(), name) as served:
+        with (
+            app.admission.enter(0) as slot,
+            app.registry.use(slot.keep, nullcontext(), name) as served,
+        ):
             try_example(app.gateway, app.decoder, served)
     except ModelFailed as err:
         reason = err.reason

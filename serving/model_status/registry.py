@@ -3,7 +3,7 @@
 import logging
 import socket
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from time import monotonic, sleep
 
@@ -25,7 +25,6 @@ from serving.model_status.shared_files import WAITING, Table
 from serving.model_status.table import Entry, Models
 from serving.named_value import quoted
 from serving.repository.source import plain_name
-from serving.request import Timings
 from serving.triton.connection import BackendDied, IndexEntry
 from serving.triton.gateway import TritonGateway
 
@@ -62,15 +61,15 @@ class Registry:
     def use(
         self,
         keep: Keep,
-        timings: Timings,
+        waiting: AbstractContextManager[None],
         name: str | None,
         version: str | None = None,
         tasks: Sequence[str] = (),
     ) -> Iterator[ServedModel]:
         """Yield the model called `name`, after calling `keep`, so that the model stays loaded.
         Without a name, yield the only model with one of the `tasks`, or else the default model, or
-        else the only model. In on-demand mode, wait until the model is loaded, and add the time to
-        the stage "load" of `timings`.
+        else the only model. In on-demand mode, wait until the model is loaded, within the context
+        `waiting`, which measures the time.
 
         Raise ModelNotFound, VersionNotFound, ModelNotLoaded, ModelNotReady, ModelFailed,
         ModelRestarting, ModelRefused, Overloaded or InvalidRequest. If the `with` block raises
@@ -79,7 +78,7 @@ class Registry:
         name = name or self._only_of(tasks) or self.default or self._only_name()
         if self._want:
             name = plain_name(name)
-            entry = self._kept_or_loaded(keep, timings, name, version, self._want)
+            entry = self._kept_or_loaded(keep, waiting, name, version, self._want)
         else:
             entry = self._kept(keep, name, version)
         try:
@@ -111,7 +110,7 @@ class Registry:
     def _kept_or_loaded(
         self,
         keep: Keep,
-        timings: Timings,
+        waiting: AbstractContextManager[None],
         name: str,
         version: str | None,
         want: Callable[[str], None],
@@ -122,7 +121,7 @@ class Registry:
             with suppress(ModelNotLoaded):
                 return self._kept(keep, name, version)
             keep(name, WAITING)
-            with timings.stage("load"):
+            with waiting:
                 self._wait(name, want)
 
     def _wait(self, name: str, want: Callable[[str], None]) -> None:

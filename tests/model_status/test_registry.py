@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,6 @@ from serving.model_status.served_model import ServedModel
 from serving.model_status.shared_files import Table
 from serving.model_status.states import ADDING, LOADING, READY, RESTARTING, UNLOADING
 from serving.model_status.table import Entry, Models
-from serving.request import Timings
 from serving.settings.table import AT_START, ON_POST
 from serving.triton.connection import BackendDied
 from serving.triton.gateway import TritonGateway
@@ -66,7 +65,10 @@ def registry(tmp_path: Path) -> Registry:
 @contextmanager
 def called(registry: Registry, name: str, version: str | None = None) -> Iterator[ServedModel]:
     """Make a call of the model in the context."""
-    with ADMISSION.enter(0) as slot, registry.use(slot.keep, Timings(), name, version) as served:
+    with (
+        ADMISSION.enter(0) as slot,
+        registry.use(slot.keep, nullcontext(), name, version) as served,
+    ):
         yield served
 
 
@@ -161,7 +163,7 @@ def test_give_a_waiting_call_the_model_that_replaced_the_old_one(
             )
             super().keep(model, column)
 
-    with Replacing(ADMISSION) as slot, registry.use(slot.keep, Timings(), "warm"):
+    with Replacing(ADMISSION) as slot, registry.use(slot.keep, nullcontext(), "warm"):
         assert [ADMISSION.leases.requests(column) for column in (1, 2)] == [0, 1]
         assert [load for load, _, _ in registry._served] == ["another"]
     assert ADMISSION.leases.requests(2) == 0
