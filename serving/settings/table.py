@@ -150,8 +150,8 @@ class Settings:
     default_model: str = _setting(
         "SAGEMAKER_TRITON_DEFAULT_MODEL_NAME",
         "",
-        help="model for requests that name none; only it, its parts and SERVE_LOAD_MODELS are "
-        "loaded",
+        help="model for requests that name none; only this model, its parts and SERVE_LOAD_MODELS "
+        "are loaded",
     )
     load_models: tuple[str, ...] = _setting(
         "SERVE_LOAD_MODELS",
@@ -165,8 +165,8 @@ class Settings:
         "auto",
         "ready",
         "live",
-        help="what /ping checks. ready: each model answers its example; live: Triton is live; "
-        "auto: live in multi-model mode, else ready",
+        help="what /ping checks. ready: each model has answered its example since Triton started; "
+        "live: Triton is live; auto: live in multi-model and on-demand mode, else ready",
     )
     inference_type: str = _choice(
         "SAGEMAKER_TRITON_INFERENCE_TYPE",
@@ -283,8 +283,8 @@ class Settings:
         0,
         minimum=0,
         maximum=256,
-        help="gunicorn's worker processes; as many more answer requests with bodies of 500 kB or "
-        "more, or in gzip. 0: one per processor, at most 16 and one per 500 MB of memory",
+        help="gunicorn's worker processes, and as many more for bodies of 500 kB or more, or in "
+        "gzip; 0: one per processor, at most 16 and one per 500 MB of memory",
     )
     inference_threads: int = _setting(
         "SERVE_INFERENCE_THREADS",
@@ -298,7 +298,7 @@ class Settings:
         0,
         minimum=0,
         maximum=65536,
-        help="requests in flight; more get 503. 0: 64 per worker, from 128 to 1024",
+        help="requests in flight; more get 503. 0: 64 per worker, at least 128 and at most 1024",
     )
     log_level: str = _setting(
         "SERVE_LOG_LEVEL SAGEMAKER_CONTAINER_LOG_LEVEL",
@@ -321,13 +321,14 @@ class Settings:
         "true",
         "false",
         "trusted",
-        help="whether the /v2 routes are reachable; auto: unless a SAGEMAKER_ variable is set; "
-        "trusted: infer calls go to Triton unchecked (docs/security.md)",
+        help="whether the /v2 routes are reachable. auto: true unless a SAGEMAKER_ variable is "
+        "set; trusted: infer calls go to Triton unchecked (docs/security.md)",
     )
     doors: bool = _setting(
         "SERVE_DOORS",
         True,
-        help="whether the routes of other servers' APIs, and the attribute `route`, are reachable",
+        help="whether other servers' APIs are reachable, by their routes or by `route` in the "
+        "Custom-Attributes",
     )
     page: str = _switch(
         "SERVE_PAGE",
@@ -335,7 +336,7 @@ class Settings:
         "auto",
         "true",
         help="whether / serves a page to try the models, and /docs the API's documentation; "
-        "auto: unless a SAGEMAKER_ variable is set",
+        "auto: true unless a SAGEMAKER_ variable is set",
     )
     reload: str = _switch(
         "SERVE_RELOAD",
@@ -343,7 +344,7 @@ class Settings:
         "auto",
         "true",
         help="whether changed, added and removed model folders take effect without a restart; "
-        "auto: unless SAGEMAKER_MULTI_MODEL is true",
+        "auto: true unless SAGEMAKER_MULTI_MODEL is true",
     )
     models: str = _choice(
         "SERVE_MODELS",
