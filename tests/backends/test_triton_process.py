@@ -1,4 +1,5 @@
-"""The environment of tritonserver's process, and the end of a start that cannot work."""
+"""Tests the environment of tritonserver's process, and that a start ends early if it cannot
+succeed."""
 
 import sys
 from pathlib import Path
@@ -36,7 +37,7 @@ def test_give_the_stub_this_python_and_its_library() -> None:
 
 
 def nvidia_image(folder: Path, monkeypatch: pytest.MonkeyPatch, version: str) -> None:
-    """Make tritonserver.py take `folder` for NVIDIA's image of this version."""
+    """Make tritonserver.py treat `folder` as NVIDIA's image of this version."""
     for name in NVIDIAS:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).touch()

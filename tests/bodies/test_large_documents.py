@@ -1,5 +1,5 @@
-"""A large document of tensors is read by simdjson; what it means must be what orjson makes of it
-when it is small."""
+"""Tests that simdjson, which parses large documents of tensors, gives the same results as orjson,
+which parses small ones."""
 
 import json
 import math
@@ -44,7 +44,8 @@ DATATYPES = st.sampled_from(
 
 
 def tensors(body: bytes) -> list[Tensor] | str:
-    """Return the tensors of the body, the kind of a body without tensors, or the error's text."""
+    """Return the tensors of the body, or the kind of a body without tensors, or the text of the
+    error."""
     try:
         read = read_body("application/json", body)
         if not isinstance(read, TensorBody):
@@ -70,7 +71,7 @@ def size(data: Any) -> int:
 @given(DATATYPES, DATA)
 def test_parse_a_large_document_like_a_small_one(datatype: str, data: Any) -> None:
     body = of_data(datatype, data)
-    # A small body bounds its shapes by its length, so both get the same length.
+    # The length of a body limits its shapes, so the small body gets the length of the large one.
     assert tensors(body.ljust(1000)) == tensors(body + PADDING)
 
 

@@ -1,4 +1,5 @@
-"""Folders of image classifiers become models that answer as transformers' own pipeline does."""
+"""Tests that models built from folders of image classifiers predict the same as transformers' own
+pipeline."""
 
 import json
 from collections.abc import Callable
@@ -48,7 +49,8 @@ def test_answer_as_the_pipeline_of_transformers_does(name: str, tmp_path: Path) 
     checkpoint, client = serve(tmp_path, name)
     ours = [scores(each["classes"]) for each in predict(client, images())]
     wanted = list(map(scores, pipeline("image-classification", checkpoint, name)(images())))
-    assert len({round(each["cat"], 4) for each in wanted}) > 1  # the network tells the images apart
+    # the network distinguishes the images
+    assert len({round(each["cat"], 4) for each in wanted}) > 1
     for one, other in zip(ours, wanted, strict=True):
         assert set(one) == set(LABELS.values())
         assert one == pytest.approx(other, abs=1e-4)
@@ -84,7 +86,7 @@ def other_weights(change: Callable[[Any], Any]) -> Callable[[Path], Any]:
 nothing = changed("config")
 PROCESSOR = "preprocessor_config"
 TEXTS = changed("config", architectures=["RobertaForMaskedLM"])
-# folder, change, options, name
+# name of a network, change of its folder, options of the build, a word of the error
 REFUSED: list[tuple[str, Callable[[Path], Any], dict[str, Any], str]] = [
     ("mobilevit", changed(PROCESSOR, size={"shortest_edge": 20}), {}, "MobileViT"),
     ("vit", changed(PROCESSOR, size={"shortest_edge": 32}), {}, "ViTImageProcessor"),
@@ -160,7 +162,7 @@ def test_compare_boxes_as_sets() -> None:
     assert same((scores[:, ::-1], boxes[:, ::-1]), (scores, boxes))
     assert not same((scores, boxes[:, ::-1]), (scores, boxes))
     other = scores.copy()
-    other[0, 0] += 1  # one of forty
+    other[0, 0] += 1  # one of forty boxes differs
     assert same((other, boxes), (scores, boxes))
 
 
