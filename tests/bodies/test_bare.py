@@ -22,7 +22,7 @@ pytestmark = pytest.mark.unit
 
 
 class Cells(Ones):
-    """A client whose predictions are its instances."""
+    """A client whose predictions are the instances themselves."""
 
     codec = ROW
     absent = ("0", "")

@@ -1,8 +1,7 @@
-"""Each page's and guide's commands run, in order, in a fresh checkout, and print what it shows.
-
-The platform is the simulator. Commands that need AWS run with --dry-run; those that need a GPU are
-only parsed. In place of a model that a reader builds from files of hers, there is a small one.
-"""
+"""Tests that the commands of each page and guide run in order in a fresh checkout, and print what
+the page shows. The simulator replaces the platform. Commands that need AWS run with --dry-run, and
+commands that need a GPU are only parsed. A small model replaces the models that readers build from
+their own files."""
 
 import shlex
 from collections.abc import Iterator
@@ -17,7 +16,7 @@ from tests.support.account import account
 from tests.support.harness import PATIENCE
 from tests.support.readme import AWS, FILES, GPU, Block, Reader, blocks, fresh_checkout
 
-# the first test of a guide follows all of it
+# the first test of a guide runs the whole guide
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(10 * PATIENCE)]
 
 GUIDES = {
@@ -42,7 +41,7 @@ def reader(guide: list[Block], tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 
 def commands(guide: list[Block], marker: str, program: str) -> list[list[str]]:
-    """Return the arguments of each call of `python -m PROGRAM` below that marker."""
+    """Return the arguments of each call of `python -m PROGRAM` in the block below that marker."""
     lines = chain.from_iterable(
         block.commands for block in guide if block.runs and block.marker == marker
     )
@@ -60,7 +59,7 @@ def test_parse_the_guide_s_command_lines_with_deploy(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    reader.follow(reader.blocks[-1])  # for the files that they name
+    reader.follow(reader.blocks[-1])  # this creates the files that the command lines name
     monkeypatch.chdir(reader.checkout)
     with account() as aws:
         for words in commands(guide, AWS, "deploy"):

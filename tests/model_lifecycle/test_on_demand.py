@@ -1,5 +1,5 @@
-"""On-demand mode over real HTTP: the first call to a model loads it, and others are evicted for
-it."""
+"""Tests on-demand mode over real HTTP: the first call to a model loads it, and other models are
+evicted to make room."""
 
 import contextlib
 import json
@@ -26,7 +26,7 @@ ARCHIVES, ROOM, HOT, CALLERS = 16, 8, 4, 4
 
 
 def pack(folder: Path, number: int, **more: str) -> None:
-    """Write `mNUMBER.tar.gz`, whose model multiplies by its number. `more` are further files."""
+    """Write `mNUMBER.tar.gz`, whose model multiplies by its number. `more` are additional files."""
     folder.mkdir(parents=True, exist_ok=True)
     unfinished = folder / f".m{number}"
     with tarfile.open(unfinished, "w:gz") as tar:
@@ -213,7 +213,7 @@ def test_answer_100_names_at_once_of_which_90_do_not_exist(
         pack(repository, number)
     with ThreadPoolExecutor(100) as threads:
         replies = list(threads.map(lambda n: call(server, f"m{n}"), range(100, 200)))
-    # at most a quarter of all slots wait
+    # at most a quarter of all slots wait for loads
     later = {200: "", 404: "model_not_found", 503: "model_not_ready"}
     assert all(reply.json().get("code", "") == later[reply.status_code] for reply in replies)
     assert {reply.status_code for reply in replies[:10]} <= {200, 503}
@@ -284,8 +284,8 @@ def test_answer_for_all_60_loaded_models_after_tritonserver_was_killed(
 
 
 def call_until_answered(server: Server, number: int) -> None:
-    """Call a model until it answers. Assert that it gives no wrong answer, and no errors but 503
-    and 507."""
+    """Call a model until it answers. Assert that all answers are right, and all errors are 503 or
+    507."""
 
     def is_answered() -> bool:
         reply = call(server, f"m{number}")
@@ -316,7 +316,7 @@ def test_evict_the_least_recently_used_models(tmp_path: Path) -> None:
         allowed = {(200, ""), (503, "model_not_ready"), (507, "out_of_memory")}
         assert outcomes.keys() <= allowed, outcomes
         assert outcomes[200, ""] > ARCHIVES
-        # where loads take less than a second, all models were in use until now
+        # if loads take less than a second, all models have been in use until now
         for number in reversed(range(ARCHIVES)):
             if counted(server, "serve_on_demand_evictions_total") > 0:
                 break

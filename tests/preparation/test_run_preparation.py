@@ -1,4 +1,4 @@
-"""Run the survey and the check as processes, with a limit of time."""
+"""Tests the survey and the check as processes with a time limit."""
 
 from collections.abc import Callable
 from dataclasses import replace

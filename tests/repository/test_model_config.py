@@ -1,4 +1,4 @@
-"""Read config.pbtxt, and tell which ones say all that Triton must know."""
+"""Tests reading config.pbtxt, and recognizing which ones contain everything that Triton needs."""
 
 import subprocess
 import sys
@@ -123,7 +123,8 @@ MERGED = [
 def test_override_the_first_file_with_the_second(
     base: str, own: str, expected: str | None, tmp_path: Path
 ) -> None:
-    """`expected` is the result without backend, input and output. None means `own`."""
+    """`expected` is the result without backend, input and output; None means that it equals
+    `own`."""
     model = write(tmp_path / "net", f"{WHOLE} {base}")
     (model / "configs").mkdir()
     (model / "configs/cpu.pbtxt").write_text(own)

@@ -1,4 +1,5 @@
-"""The workflows in .github follow GitHub's schema, and each command in them exists."""
+"""Tests that the workflows in .github follow GitHub's schema, and that each command in them
+exists."""
 
 import re
 import shlex
@@ -15,7 +16,7 @@ from tests.support.harness import ROOT
 pytestmark = pytest.mark.unit
 
 WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
-# Installed on GitHub's runners, or built into the shell.
+# commands that are installed on GitHub's runners
 ON_RUNNERS = {"apt-get", "docker"}
 EXPRESSION = re.compile(r"\$\{\{.*?\}\}")
 

@@ -1,5 +1,5 @@
-"""The settings: every row, every mistake, that a child reads what its parent had, and what follows
-SageMaker's."""
+"""Tests the settings: every row, every mistake, that a child process reads the same values as its
+parent, and defaults that follow from SageMaker's variables."""
 
 from pathlib import Path
 from typing import Any
@@ -14,9 +14,9 @@ from serving.settings.table import AT_START, ON_CHANGE, ON_DEMAND, ON_POST, TABL
 pytestmark = pytest.mark.unit
 
 MACHINE = Machine(cpus=4.0, memory=16 * 1024**3, gpu=False)
-# where the most is set for all of them
+# settings that contradict each other if each has its maximum
 CONTRADICT = ("port", "grpc_port", "batch_payload_mb", "batch_concurrency", "models")
-# For each setting that has a form of its own a text, its value, and a text that is wrong.
+# for each setting with a special format: a text, its value, and an invalid text
 FORMS: dict[str, tuple[str, Any, str]] = {
     "origins": (
         "https://a.example, http://[::1]:3000",
@@ -38,7 +38,7 @@ FORMS: dict[str, tuple[str, Any, str]] = {
 
 
 def samples(row: Setting) -> tuple[str, Any, str | None]:
-    """Return a text, its value, and a text that is wrong (None: every text is right)."""
+    """Return a text, its value, and an invalid text (None: every text is valid)."""
     if row.name in FORMS:
         return FORMS[row.name]
     if row.choices:
