@@ -103,45 +103,45 @@ SLOW = (200, 400, 413, 504)
 
 # The comments say how many seconds of processor time a row took in the front before it was limited.
 TIME: dict[str, Hostile] = {
-    # 28
+    # 28 s
     "a ranking of a long query": Hostile("ranking", ranking(4_000, 1_000, 20_000), SLOW),
-    # 20
+    # 20 s
     "a ranking of long documents": Hostile("ranking", ranking(100, 1_000, 25_000), SLOW),
-    # 35
+    # 35 s
     "a ranking of two long texts": Hostile("ranking", ranking(51_200, 80, 51_200), SLOW),
-    # 33
+    # 33 s
     "texts of hash signs": Hostile("opinions", repeated("#" * 51_200, 480), SLOW),
-    # 28
+    # 28 s
     "entities of hash signs": Hostile(
         "entities", repeated("#" * 100_000, 240, stride=1, aggregation_strategy="average"), SLOW
     ),
-    # 17
+    # 17 s
     "a million lines": Hostile("resnet", lambda: b"1\n" * 1_000_000, SLOW, JSON_LINES),
-    # 3
+    # 3 s
     "300,000 lines of objects": Hostile("numbers", lambda: b"{}\n" * 300_000, SLOW, JSON_LINES),
-    # 15
+    # 15 s
     "lists in lists beside numbers": Hostile(
         "", lambda: deep(12_000_000), SLOW, path="/v2/models/numbers/generate"
     ),
-    # 26
+    # 26 s
     "every box of a detector": Hostile(
         "boxes", pictures(64, confidence=0, iou=1, max_detections=30_000), (400,)
     ),
-    # 19
+    # 19 s
     "the most boxes of a detector": Hostile(
         "boxes", pictures(64, confidence=0, iou=1, max_detections=1_000), SLOW
     ),
-    # 15
+    # 15 s
     "the most boxes that overlap": Hostile(
         "boxes", pictures(64, confidence=0, iou=0.5, max_detections=1_000), SLOW
     ),
-    # 13
+    # 13 s
     "classes of 24 MB": Hostile("boxes", pictures(1, classes=names(12_000_000, "0")), (400,)),
-    # 8
+    # 8 s
     "labels to ignore of 24 MB": Hostile(
         "entities", repeated("a dog", 32, ignore_labels=names(12_000_000)), (400,)
     ),
-    # 11
+    # 11 s
     "answers of many windows": Hostile(
         "answers",
         repeated(
@@ -149,7 +149,7 @@ TIME: dict[str, Hostile] = {
         ),
         SLOW,
     ),
-    # 9
+    # 9 s
     "answers of the most windows": Hostile(
         "answers",
         repeated(
@@ -161,11 +161,11 @@ TIME: dict[str, Hostile] = {
         ),
         SLOW,
     ),
-    # 7
+    # 7 s
     "tokens for many masks": Hostile(
         "compact_masks", repeated(text("[MASK] ", 7 * 32) + text("a ", 800), 64, top_k=62), SLOW
     ),
-    # 10
+    # 10 s
     "labels of long texts": Hostile(
         "zero_shot",
         repeated(
@@ -174,11 +174,11 @@ TIME: dict[str, Hostile] = {
         ),
         SLOW,
     ),
-    # 5, and /ping returned 504 meanwhile
+    # 5 s, and /ping returned 504 meanwhile
     "metrics": Hostile(
         "", lambda: b"", (200, 503), method="GET", path="/metrics", is_packed=False, callers=400
     ),
-    # 6; the small picture of another caller waited for 54 s, so most of its calls got 504; each of
+    # 6 s; the small picture of another caller waited for 54 s, so most of its calls got 504; each of
     # these pictures takes 0.6 s
     "forty pictures of 89 million pixels": Hostile(
         "resnet",

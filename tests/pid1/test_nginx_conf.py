@@ -423,7 +423,7 @@ def test_refuse_large_uploads_beyond_the_limit(start: Start, length: str) -> Non
     with contextlib.ExitStack() as uploads:
 
         def is_full() -> bool:
-            """Begin another upload; return whether it is refused."""
+            """Begin another upload. Return whether it is refused."""
             upload = uploads.enter_context(connected(edge))
             upload.sendall(head)
             readable, _, _ = select.select([upload], [], [], 0.1)

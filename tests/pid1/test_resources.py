@@ -34,8 +34,8 @@ print(raise_file_limit(128), resource.getrlimit(resource.RLIMIT_NOFILE)[0])
 
 
 def raised(limit: int) -> "subprocess.CompletedProcess[str]":
-    """Raise the limit of open files in a process with the hard limit `limit`. Return the new soft
-    limit."""
+    """Raise the limit of open files in a process with the hard limit `limit`. Return the process,
+    which has printed its limits and ended."""
     command = [sys.executable, "-c", RAISE, str(limit)]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 

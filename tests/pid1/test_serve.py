@@ -234,7 +234,7 @@ def test_run_serve_as_a_program_with_any_python_on_the_path(tmp_path: Path) -> N
     assert (done.returncode, "there is no model in" in done.stderr) == (
         1,
         True,
-    )  # with its own Python
+    )  # `serve` runs with its own Python
 
 
 def test_keep_threads_of_numpy_and_pytorch_in_models_from_spinning(tmp_path: Path) -> None:

@@ -158,7 +158,7 @@ def test_end_a_stream_that_takes_too_long_with_an_error() -> None:
         )["Body"]
         received = []
         with pytest.raises(ClientError) as caught:
-            # a list comprehension would be lost with the exception
+            # this only reads the stream; the list is lost with the exception
             received += [event["PayloadPart"]["Bytes"] for event in body]
         assert caught.value.response["Error"]["Code"] == "ModelStreamError"
         assert simulation.complained("stream-time")
