@@ -130,7 +130,7 @@ def test_import_neither_the_app_nor_torch_in_clients(path: Path) -> None:
 
 
 @pytest.mark.parametrize("client", client_names())
-def test_name_what_a_family_lacks(client: str) -> None:
+def test_name_the_missing_parts_of_a_family(client: str) -> None:
     """CONTRIBUTING.md, "Add a family of models", has the same list."""
     words = {client, client.replace("_", "-")}
     tests = "".join(path.read_text() for path in (ROOT / "tests/clients").glob("*.py"))

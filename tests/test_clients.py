@@ -83,7 +83,7 @@ def test_accept_client_names_with_underscores_or_hyphens(tmp_path: Path) -> None
 
 @pytest.mark.unit
 @pytest.mark.parametrize("name", FACES)
-def test_keep_the_names_that_people_look_for(name: str) -> None:
+def test_keep_the_names_of_well_known_networks_as_clients(name: str) -> None:
     assert issubclass(client_class(name), client_class(FACES[name]))
     assert client_class(name) is not client_class(FACES[name])
     assert f"`{name}` for `{FACES[name]}`" in (ROOT / "docs/calling.md").read_text()

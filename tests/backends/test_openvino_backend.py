@@ -250,7 +250,7 @@ def test_convert_to_the_datatypes_of_the_config(client: Client) -> None:
         "converted_0_0: parameter 'CPU_THREADS_NUM' has no effect",
     ],
 )
-def test_log_what_became_of_the_parameters(server: Server, line: str) -> None:
+def test_log_the_effect_of_the_parameters(server: Server, line: str) -> None:
     assert re.search(line, server.text())
     assert "parameter 'client'" not in server.text()
 

@@ -86,7 +86,7 @@ def test_wait_for_stubs_only_with_the_verified_version(
     assert tritonserver.with_stub_wait({"A": "b"}) == {"A": "b"}
 
 
-def test_name_what_is_missing() -> None:
+def test_name_the_missing_file_or_package() -> None:
     with pytest.raises(FileNotFoundError, match=r"libpython3\.99"):
         tritonserver.environment({}, python="3.99")
     with pytest.raises(FileNotFoundError, match="'nvidia-pytriton'"):

@@ -142,7 +142,7 @@ def test_ask_only_for_outputs_of_the_client(
     assert echo.asked == [asked, asked]
 
 
-def test_number_a_wrong_instance_within_the_request(echo: Recorder) -> None:
+def test_report_the_index_of_an_invalid_instance(echo: Recorder) -> None:
     wrong = Item("instances", raw=b"no image")
     with pytest.raises(DecodingError) as raised:
         predict(echo, client_of(2), [*items(2), wrong])
@@ -161,7 +161,7 @@ TRUNCATED = Item("instances", raw=encoded(Image.radial_gradient("L"))[:1000])
         JsonLines(b"[1]\n[2]\n"),  # no images
     ],
 )
-def test_free_what_was_refused_without_the_garbage_collector(
+def test_free_a_refused_body_without_the_garbage_collector(
     body: Instances | JsonLines, echo: Recorder
 ) -> None:
     """If an error referred to itself, the whole request would stay in memory until a garbage
@@ -301,7 +301,7 @@ def test_send_a_batch_ahead_only_if_both_fit_into_memory(echo: Recorder) -> None
     assert (small.size, small.peak) == (0, 156)
 
 
-def test_keep_nothing_of_a_batch_while_the_next_waits_for_room(echo: Recorder) -> None:
+def test_free_a_batch_while_the_next_one_waits_for_memory(echo: Recorder) -> None:
     made: list[weakref.ref[Any]] = []
     alive = []
 
@@ -345,7 +345,7 @@ def test_bound_the_rows_of_a_batch_and_reserve_all_of_them(echo: Recorder) -> No
     assert account.peak >= 2 * 400 * (100 * TOKEN + 4 * (INPUT + OUTPUT))
 
 
-def test_wait_for_room_no_longer_than_the_caller(echo: Recorder) -> None:
+def test_wait_for_memory_no_longer_than_the_caller(echo: Recorder) -> None:
     account = Account(100)
     with opened(account), pytest.raises(TooLate):
         predict(echo, client_of(1), [item(0)], None, Deadline.after(0.05))

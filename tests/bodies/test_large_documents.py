@@ -101,7 +101,7 @@ def test_parse_a_large_document_like_a_small_one(datatype: str, data: Any) -> No
         b'{"inputs": [{"name": "x", "datatype": "FP32", "shape": [1], "data": [1]}, [1]]}',
     ],
 )
-def test_parse_odd_documents_the_same_too(body: bytes) -> None:
+def test_parse_unusual_large_documents_like_small_ones(body: bytes) -> None:
     assert tensors(body) == tensors(body + PADDING)
 
 
@@ -119,7 +119,7 @@ def test_read_many_keys_in_one_pass() -> None:
         tensors(b"{" + keys + inputs)
 
 
-def test_refuse_a_large_document_of_too_many_parts_unread() -> None:
+def test_refuse_a_large_document_of_too_many_parts_before_reading_it() -> None:
     body = (
         b'{"inputs": [{"name": "x", "datatype": "BYTES", "shape": [1], "data": ['
         + b"[]," * 2_100_000

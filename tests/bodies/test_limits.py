@@ -332,7 +332,7 @@ def whole_body() -> bytes:
 
 
 @pytest.mark.parametrize("write", [whole_reply, whole_body])
-def test_keep_no_second_copy_of_what_is_written(write: Callable[[], bytes]) -> None:
+def test_keep_no_second_copy_of_the_reply_while_writing_it(write: Callable[[], bytes]) -> None:
     """Copying 150 MB would hold the GIL for longer than a small request takes."""
     tracemalloc.start()
     try:

@@ -620,7 +620,7 @@ def test_pad_to_the_longest_of_the_batch_or_to_a_multiple(served_with: Serve) ->
     np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-5)
 
 
-def test_leave_out_what_the_backend_fills_in(served_with: Serve) -> None:
+def test_leave_out_inputs_that_the_backend_fills_in(served_with: Serve) -> None:
     client = of_our_backend(served_with("text-classification", num_labels=3)[0])
     names = {spec.name for spec in client.model.inputs}
 

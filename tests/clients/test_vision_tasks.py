@@ -115,7 +115,7 @@ def answer_of(kind: type[ModelClient], *lead: int, batch: int) -> list[Any]:
 
 @pytest.mark.parametrize("lead", [(), (1,)], ids=["none", "one"])
 @pytest.mark.parametrize("kind", OUTPUTS)
-def test_answer_alike_with_a_fixed_batch_of_one_or_none(
+def test_answer_alike_with_a_fixed_batch_of_one_or_no_batch(
     kind: type[ModelClient], lead: tuple[int, ...]
 ) -> None:
     np.testing.assert_equal(answer_of(kind, *lead, batch=0), answer_of(kind, batch=8))

@@ -172,7 +172,7 @@ def grey_tiff(bits: int, pixels: bytes, photometric: int = 1) -> bytes:
 
 
 @pytest.mark.parametrize(("kind", "mode"), [("<f4", "F"), ("<i4", "I")])
-def test_refuse_pixels_without_a_white_in_words(kind: str, mode: str) -> None:
+def test_explain_the_refusal_of_pixels_without_a_defined_white(kind: str, mode: str) -> None:
     file = encoded(Image.fromarray(LEVELS.astype(kind)), "TIFF")
     with pytest.raises(DecodingError, match=rf"mode {mode}\); send 8 or 16 unsigned bits"):
         decoded(file)

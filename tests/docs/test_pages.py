@@ -48,7 +48,7 @@ def commands(guide: list[Block], marker: str, program: str) -> list[list[str]]:
     return [words[3:] for line in lines if (words := shlex.split(line))[1:3] == ["-m", program]]
 
 
-def test_get_from_a_guide_s_commands_what_it_shows(reader: Reader) -> None:
+def test_print_what_a_guide_shows_for_its_commands(reader: Reader) -> None:
     reader.follow(reader.blocks[-1])
     assert reader.read == len(reader.blocks)
 
@@ -66,7 +66,7 @@ def test_parse_the_guide_s_command_lines_with_deploy(
             assert aws.deploy(*words, "--dry-run") == 0, f"{words}\n{capsys.readouterr().err}"
 
 
-def test_say_what_is_missing_for_commands_that_need_a_gpu(
+def test_report_in_one_line_why_a_gpu_command_cannot_run(
     guide: list[Block],
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -101,7 +101,7 @@ def readers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Read
     TO_FOLLOW,
     ids=[f"{page}: {block.commands[0][:60]}" for page, block in TO_FOLLOW],
 )
-def test_get_from_a_page_s_commands_what_it_shows(
+def test_print_what_a_page_shows_for_its_commands(
     readers: dict[str, Reader], page: str, block: Block
 ) -> None:
     readers[page].follow(block)

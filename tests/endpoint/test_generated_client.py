@@ -115,7 +115,7 @@ def test_generate_and_stream(server: Server, models: Any) -> None:
     assert json.loads(events.removeprefix("data: ")) == plain
 
 
-def test_read_what_is_served(server: Server, models: Any) -> None:
+def test_read_the_models_and_their_versions(server: Server, models: Any) -> None:
     listed = call(server, "models.get_models").to_dict()
     assert listed == server.get("/models").json()
     assert call(server, "models.get_openapi_json").to_dict() == server.get("/openapi.json").json()

@@ -364,14 +364,14 @@ def without_id(prediction: Any) -> Any:
     return [{"label": each["label"], "score": each["score"]} for each in prediction["classes"]]
 
 
-def test_answer_several_inputs_by_a_list(server: Server) -> None:
+def test_return_a_list_for_several_inputs(server: Server) -> None:
     (one,) = answer(server.post("/pipeline/opinions", json={"inputs": "a"}))
     assert answer(server.post("/pipeline/opinions", json={"inputs": ["a", "a"]})) == [one, one]
     entities = answer(server.post("/pipeline/entities", json={"inputs": ["a dog"]}))
     assert entities == [answer(server.post("/pipeline/entities", json={"inputs": "a dog"}))]
 
 
-def test_answer_several_answers_by_a_list(server: Server) -> None:
+def test_return_a_list_of_several_answers(server: Server) -> None:
     question = {"question": "Where?", "context": "I live in Berlin."}
     (wanted,) = predicted(server, "answers", question, top_k=2)
     body = {"inputs": question, "parameters": {"top_k": 2}}

@@ -122,11 +122,11 @@ def test_load_an_ensemble_with_the_models_beside_it(server: Server) -> None:
     assert reply.json()["predictions"] == [{"five": 10.0}], reply.text
 
 
-def test_load_at_the_start_what_must_be_loaded(server: Server) -> None:
+def test_load_at_the_start_the_models_that_must_be_loaded(server: Server) -> None:
     wait_until(lambda: "part" in loaded(server), "the model of SERVE_LOAD_MODELS is loaded")
 
 
-def test_count_from_zero(server: Server) -> None:
+def test_report_counters_before_the_first_eviction(server: Server) -> None:
     assert counted(server, "serve_on_demand_evictions_total") == 0
 
 
@@ -164,7 +164,7 @@ def test_refuse_a_folder_outside_of_the_repository(server: Server) -> None:
     expect_error(call(server, "link"), 503, "model_failed", "link leads to")
 
 
-def test_say_of_a_get_that_the_model_is_not_loaded(server: Server, repository: Path) -> None:
+def test_answer_a_get_with_404_if_the_model_is_not_loaded(server: Server, repository: Path) -> None:
     pack(repository, 9)
     expect_error(server.get("/models/m9"), 404, "model_not_loaded", "first call")
 

@@ -328,7 +328,9 @@ def test_retry_a_refused_folder_after_a_file_is_touched(server: Server, folder: 
     wait_until(lambda: not refused(server), "what is gone is refused no more")
 
 
-def test_start_a_new_tritonserver_with_what_was_served(server: Server, folder: Path) -> None:
+def test_start_a_new_tritonserver_with_the_models_served_before(
+    server: Server, folder: Path
+) -> None:
     wait_tidy(server)
     before = answer(server, "other")
     break_weights(folder / "other")

@@ -203,7 +203,7 @@ def test_never_unload_a_model_in_use_whatever_happens_to_it(
 
 
 @pytest.mark.parametrize("event", Event)
-def test_change_nothing_by_an_event_that_a_state_does_not_know(event: Event) -> None:
+def test_ignore_an_event_that_the_state_of_a_model_does_not_allow(event: Event) -> None:
     for state in set(STATES) - event.value.keys():
         table = models(replace(PART, state=state))
         assert table.moved(PART, event, reason="another") is table
@@ -211,7 +211,7 @@ def test_change_nothing_by_an_event_that_a_state_does_not_know(event: Event) -> 
     assert replaced.moved(PART, event) is replaced
 
 
-def test_answer_calls_only_while_ready_and_serve_again_after_every_trouble() -> None:
+def test_answer_only_while_ready_and_serve_again_after_each_trouble() -> None:
     leads_to = {
         state: {after for _, before, after in TRANSITIONS if before == state} for state in STATES
     }

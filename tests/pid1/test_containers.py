@@ -120,7 +120,7 @@ def test_report_over_exposed_grpc_that_triton_is_down(pair: tuple[Server, Server
     server.wait_ready()
 
 
-def test_ask_only_triton_in_ping_mode_live(tmp_path: Path) -> None:
+def test_check_only_triton_in_ping_mode_live(tmp_path: Path) -> None:
     """A model that fails to load keeps /ping at 503, except in this mode."""
     make_scale(tmp_path / "models")
     for file in (tmp_path / "models").rglob("model.onnx"):

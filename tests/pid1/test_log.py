@@ -228,7 +228,7 @@ def test_replace_undecodable_bytes() -> None:
         (b"", ""),
     ],
 )
-def test_remember_the_last_error_or_else_the_last_line(output: bytes, remembered: str) -> None:
+def test_remember_the_last_error_or_otherwise_the_last_line(output: bytes, remembered: str) -> None:
     assert pump(output)[1].last_error() == remembered
 
 

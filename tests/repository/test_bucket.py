@@ -80,7 +80,9 @@ def test_fetch_a_model_folder(store: ObjectStore, opened: Open) -> None:
     assert (folder / "1/model.py").read_bytes() == WEIGHTS
 
 
-def test_make_a_folder_of_the_mark_of_an_empty_one(store: ObjectStore, opened: Open) -> None:
+def test_create_a_folder_for_the_marker_of_an_empty_folder(
+    store: ObjectStore, opened: Open
+) -> None:
     store.put("net/config.pbtxt", CONFIG)
     store.put("net/1/")
     store.put("net/empty")
@@ -344,7 +346,7 @@ def test_say_that_an_account_is_missing(tmp_path: Path) -> None:
     assert "AZURE_STORAGE_ACCOUNT_NAME is not set" in message(bucket)
 
 
-def test_say_that_the_server_is_away(
+def test_report_that_the_server_cannot_be_reached(
     store: ObjectStore, opened: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{free_port()}")
@@ -357,7 +359,7 @@ def test_say_that_the_server_does_not_answer(store: ObjectStore, opened: Open) -
 
 
 @pytest.mark.parametrize("model", ["net", "a"])
-def test_keep_nothing_of_a_model_that_cannot_be_fetched_to_its_end(
+def test_keep_nothing_of_a_model_that_cannot_be_fetched_completely(
     store: ObjectStore, opened: Open, tmp_path: Path, model: str
 ) -> None:
     put_folder(store, "net")

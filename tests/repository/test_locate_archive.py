@@ -62,7 +62,7 @@ def test_find_the_model_at_the_root_in_a_folder_or_as_the_outer_ensemble(
     assert {part.name for part in archive.parts} == folders
 
 
-def test_say_of_an_ensemble_without_a_version_what_a_start_says(tmp_path: Path) -> None:
+def test_report_an_ensemble_without_a_version_like_a_start(tmp_path: Path) -> None:
     url = Path(lay_out(tmp_path, all__config=ENSEMBLE, part__config=MODEL))
     (url / "all/1").rmdir()
     with pytest.raises(ConfigError, match=r"'all' has no version: .* that may be empty"):

@@ -58,7 +58,7 @@ def test_set_up_tritonserver_before_a_target_builds_or_serves(target: str) -> No
 
 
 @pytest.mark.parametrize("file", INSTALLED)
-def test_install_again_what_a_changed_lock_file_names(file: str) -> None:
+def test_install_again_after_a_change_of_a_lock_file(file: str) -> None:
     assert "scripts/install requirements/dev.lock" in recipe("-W", f"requirements/{file}", "dev")
 
 
@@ -80,7 +80,7 @@ def test_pin_a_hash_for_every_installed_package() -> None:
         assert all(" --hash=sha256:" in pin for pin in locked(file).values()), file
 
 
-def test_repeat_the_pins_of_smaller_lock_files_and_never_torch() -> None:
+def test_repeat_the_pins_of_smaller_lock_files_without_torch() -> None:
     serving, build, dev = (locked(f"{name}.lock").items() for name in ("serving", "build", "dev"))
     assert serving < build < dev
     names = [name for name, _ in dev] + [*locked("callers.lock")]

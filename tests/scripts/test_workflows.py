@@ -68,5 +68,5 @@ def test_call_only_existing_workflows(path: Path) -> None:
     assert all((ROOT / name).is_file() for name in called)
 
 
-def test_run_on_a_push_what_runs_before_a_merge() -> None:
+def test_run_the_same_checks_on_a_push_as_before_a_merge() -> None:
     assert [".ci/run"] in commands(ROOT / ".github/workflows/test.yml")

@@ -103,7 +103,7 @@ def test_ignore_folders_where_the_platform_loads_models() -> None:
     ],
     ids=lambda other: next(iter(other)),
 )
-def test_refuse_what_does_not_work_with_loads_on_demand(other: dict[str, str]) -> None:
+def test_refuse_settings_that_contradict_loads_on_demand(other: dict[str, str]) -> None:
     with pytest.raises(SettingsError, match=f"(?=.*SERVE_MODELS=on-demand).*{next(iter(other))}"):
         read(SERVE_MODELS="on-demand", **other)
 
@@ -229,7 +229,7 @@ def test_pass_the_url_of_a_bucket_to_the_children(url: str) -> None:
 @pytest.mark.parametrize(
     "url", ["s3://", "s3:///models", "s3://a?b", "s3://key:word@a", "https://a/models", "/a:s3://b"]
 )
-def test_refuse_what_is_not_the_url_of_a_bucket(url: str) -> None:
+def test_refuse_values_that_are_not_the_url_of_a_bucket(url: str) -> None:
     with pytest.raises(SettingsError, match=r"the URL of a bucket \(s3://, gs:// or az://\)"):
         read(SERVE_MODELS="on-demand", SERVE_MODEL_REPOSITORY=url)
 

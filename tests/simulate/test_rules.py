@@ -30,7 +30,7 @@ def fails(code: str, call: Callable[[], object]) -> Any:
     return caught.value.response
 
 
-def test_break_every_rule_in_a_test() -> None:
+def test_have_a_test_for_every_rule() -> None:
     text = "".join(file.read_text() for file in Path(__file__).parent.glob("test_*.py"))
     assert [rule.id for rule in TABLE if f'"{rule.id}"' not in text] == []
 
@@ -293,7 +293,7 @@ def test_answer_internal_failure_if_the_container_ends_in_a_load(
         ("load-time", 0.4, 0),
     ],
 )
-def test_turn_an_answer_that_breaks_a_rule_into_an_error(
+def test_convert_an_answer_that_breaks_a_rule_to_an_error(
     rule: str, limit: float | None, status: int, store: Path
 ) -> None:
     models = store if rule.startswith("load") else None

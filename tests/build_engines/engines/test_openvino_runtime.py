@@ -22,7 +22,7 @@ CALIBRATION = {"resnet": save_digits, "bert": save_texts}
 @pytest.mark.parametrize(
     ("name", "kind", "count"), [("resnet", "Conv", 200), ("bert", "MatMul", 16)]
 )
-def test_round_the_inputs_of_products_and_keep_the_answers(
+def test_quantize_only_the_inputs_of_products_for_openvino(
     name: str, kind: str, count: int, tmp_path: Path
 ) -> None:
     samples = CALIBRATION[name](tmp_path)
@@ -51,7 +51,9 @@ def test_round_the_inputs_of_products_and_keep_the_answers(
 @pytest.mark.parametrize(
     ("target", "precision"), [("openvino", "fp16"), ("openvino", "int8"), ("cpu", "fp16")]
 )
-def test_refuse_what_openvino_cannot_build(target: str, precision: str, tmp_path: Path) -> None:
+def test_refuse_targets_and_precisions_that_cannot_be_built(
+    target: str, precision: str, tmp_path: Path
+) -> None:
     file = save_scale(tmp_path / "scale.onnx")
     models = tmp_path / "models"
     words = f"--weights {file} --for {target} --precision {precision} --out {models}"

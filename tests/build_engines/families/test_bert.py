@@ -185,7 +185,7 @@ def test_refuse_settings_for_what_the_network_does_itself(tmp_path: Path) -> Non
             build(request)
 
 
-def test_tell_another_network_from_the_committed_one(tmp_path: Path) -> None:
+def test_refuse_a_network_that_is_not_the_committed_one(tmp_path: Path) -> None:
     (tmp_path / "resnet/1").mkdir(parents=True)
     (tmp_path / "resnet/1/model.onnx").write_bytes(b"another")
     with pytest.raises(BuildError, match="not the committed network"):

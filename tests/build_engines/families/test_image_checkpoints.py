@@ -135,7 +135,7 @@ REFUSED: list[tuple[str, Callable[[Path], Any], dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("name", "change", "options", "named"), REFUSED)
-def test_refuse_other_folders(
+def test_refuse_folders_that_cannot_be_built(
     name: str, change: Callable[[Path], Any], options: Any, named: str, tmp_path: Path
 ) -> None:
     checkpoint = save_vision(tmp_path / "checkpoint", name)
@@ -166,7 +166,7 @@ def test_compare_boxes_as_sets() -> None:
     assert same((other, boxes), (scores, boxes))
 
 
-def test_time_a_network_of_any_size_and_run_it_on_openvino(tmp_path: Path) -> None:
+def test_run_a_network_of_variable_size_on_openvino(tmp_path: Path) -> None:
     checkpoint = save_vision(tmp_path / "checkpoint", "detr")
     model = build_own(tmp_path, checkpoint).model
     feed = example_feed(model, 1)

@@ -165,7 +165,7 @@ def test_refuse_a_model_of_another_scikit_learn(tmp_path: Path) -> None:
         (None, "model.json", "model.json"),
     ],
 )
-def test_refuse_what_is_not_a_trained_model(
+def test_refuse_files_that_are_not_a_trained_model(
     content: Any, name: str, message: str, tmp_path: Path
 ) -> None:
     if content is None:
