@@ -178,8 +178,8 @@ TIME: dict[str, Hostile] = {
     "metrics": Hostile(
         "", lambda: b"", (200, 503), method="GET", path="/metrics", is_packed=False, callers=400
     ),
-    # 6 s; the small picture of another caller waited for 54 s, so most of its calls got 504; each of
-    # these pictures takes 0.6 s
+    # 6 s; the small picture of another caller waited for 54 s, so most of its calls got 504; each
+    # of these pictures takes 0.6 s
     "forty pictures of 89 million pixels": Hostile(
         "resnet",
         lambda: png(0, 1180, depth=1, side=9433),
