@@ -1,19 +1,21 @@
-# Two images that share what they can:
-#   docker build --target cpu .     Debian and the Triton of PyPI
-#   docker build --target gpu .     our layers on NVIDIA's Triton image
-# `make image` adds labels, the bill of materials in dist/ and what your machine's pip needs (docs/image.md).
+# Builds two images, which share as many stages as possible:
+#   docker build --target cpu .     Debian, with Triton from PyPI
+#   docker build --target gpu .     NVIDIA's Triton image, with this project's layers on top
+# `make image` also adds labels, writes the bill of materials to dist/, and passes this machine's configuration of pip
+# to the build (docs/image.md).
 #
-# A stage copies no more than its step needs, and code comes last: a change of code builds only the last layer again.
+# A stage copies only the files that it needs, and code comes last, so a change of code rebuilds only the last layer.
 ARG BASE_IMAGE=debian:bookworm-slim
-# The newest release that serves all of docs/guides: the last with TensorRT 10, which builds fp16 and INT8 by option.
-# docs/image.md says which other one is for what. Its Python is 3.12, for which requirements/gpu.lock has wheels.
+# The newest release that serves every model in docs/guides. It is the last one with TensorRT 10, whose trtexec has
+# options for fp16 and INT8. Its Python is 3.12, for which requirements/gpu.lock has wheels. docs/image.md says when to
+# use another release.
 ARG TRITON_IMAGE=nvcr.io/nvidia/tritonserver:26.05-py3
 
 FROM ${BASE_IMAGE} AS cpu-base
 COPY scripts/image/packages /opt/steps/
 RUN sh /opt/steps/packages python3 libpython3.11 nginx-light && rm -r /opt/steps
 
-# The tools, and every wheel: what follows needs no network.
+# Install build tools and download all wheels here, so that the stages based on this one need no network.
 FROM cpu-base AS builder
 COPY scripts/image/packages /opt/steps/
 RUN sh /opt/steps/packages python3-venv tcc
@@ -67,7 +69,7 @@ FROM cpu-base AS cpu-program
 COPY --from=program /opt/program /opt/program
 ARG VERSION=unknown
 ARG REVISION=unknown
-# This file makes buildah notice that the labels below it have changed.
+# Writing this file makes buildah notice that the version in the labels has changed.
 RUN echo "${VERSION} ${REVISION}" >/opt/program/VERSION && \
     python3 -m compileall -q -f --invalidation-mode unchecked-hash /opt/program
 
@@ -100,7 +102,7 @@ FROM ${TRITON_IMAGE} AS gpu-base
 COPY scripts/image/packages /opt/steps/
 RUN sh /opt/steps/packages nginx-light && rm -r /opt/steps
 
-# NVIDIA's image has Triton, its C++ backends and their ONNX Runtime, so ours are left out.
+# NVIDIA's image contains Triton, its C++ backends and their ONNX Runtime, so this project's own are left out.
 FROM gpu-base AS gpu-builder
 COPY scripts/image/packages /opt/steps/
 RUN sh /opt/steps/packages python3-venv
@@ -130,7 +132,8 @@ USER 10001:10001
 EXPOSE 8080
 STOPSIGNAL SIGTERM
 HEALTHCHECK --interval=30s --timeout=5s --start-period=300s --retries=3 CMD ["/opt/program/serve", "--ping"]
-# NVIDIA's script makes its CUDA work with older drivers, then replaces itself with `serve`, so signals arrive there.
+# NVIDIA's script makes its version of CUDA work with older drivers. Then it replaces itself with `serve` (exec), so
+# `serve` receives the container's signals.
 ENTRYPOINT ["/opt/nvidia/nvidia_entrypoint.sh", "/opt/program/serve"]
 ARG VERSION=unknown
 ARG REVISION=unknown

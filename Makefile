@@ -1,5 +1,5 @@
-# make run: set everything up and serve on http://localhost:8080, to this machine only (HOST=0.0.0.0: to others too).
-# make test: set up and run every test; make test FILE=tests/x: one file or folder. make check: lint and unit tests.
+# make run: set everything up and serve on http://localhost:8080, for this machine only (HOST=0.0.0.0: for others too).
+# make test: set up and run all tests; make test FILE=tests/x: one file or folder. make check: lint and unit tests.
 PYTHON ?= python3
 PORT ?= 8080
 HOST ?= $(or $(SERVE_HOST),127.0.0.1)
@@ -8,7 +8,8 @@ DEBIAN := PYTHON=$(PYTHON) sh scripts/debian-packages
 BUNDLED := bert efficientnet yolov4_tiny
 MODELS := $(BUNDLED:%=model_repository/%/1/model.onnx)
 
-# Keep bytecode whatever the shell says: torch and the tests take 10 s of each process that may not.
+# Always write bytecode, whatever the shell's environment says. Without it, importing torch and the tests takes each
+# process another 10 s.
 export PYTHONDONTWRITEBYTECODE =
 
 .PHONY: run setup models dev test compiled packages check unit fuzz bench soak image release lint format lock clean
@@ -17,7 +18,7 @@ run: setup models
 	@PORT=$(PORT) SERVE_HOST=$(HOST) SERVE_PAGE=$(or $(SERVE_PAGE),auto) SERVE_RELOAD=$(or $(SERVE_RELOAD),auto) \
 	  exec $(BIN)/python serve
 
-# What serves, and what a build loads its model with.
+# The packages and the library that are needed to serve models, and to load a model at the end of its build.
 SERVING := .venv/.serving .venv/triton/stub_wait.so
 setup: $(SERVING)
 
@@ -25,47 +26,48 @@ models: $(MODELS)
 
 dev: .venv/.dev
 
-# Four processes, each with whole files: most tests wait for servers to start and stop. With more threads, torch's would
-# wait for each other and take twice the processor time.
+# Tests run in four processes, each of which runs whole files, because most tests wait for servers to start and stop.
+# torch gets one thread per process: several would wait for each other and take twice the processor time.
 test unit: export OMP_NUM_THREADS = 1
 test: setup models
 	@$(MAKE) --no-print-directory -j 2 --output-sync=target packages $(if $(FILE),dev,compiled lint)
 	$(BIN)/python -m pytest $(or $(FILE:%=-n 0 %),-n 4 --dist loadfile --no-loadscope-reorder) $(PYTEST_ARGS)
 
-# Compile what the tests import once, while mypy runs, and not in each of the four processes.
+# Compile the modules that the tests import, once and while mypy runs, rather than in each of the four processes.
 compiled: dev
 	@$(BIN)/python -m pytest --collect-only >/dev/null
 
 packages:
 	@$(DEBIAN) podman runc mmdebstrap wrk ip:iproute2 chromium promtool:prometheus
 
-# Lint, types and the tests that start no server and import no torch.
+# Check style and types, and run the tests that do not start a server or import torch.
 check: setup models dev
 	@$(MAKE) --no-print-directory -j 2 --output-sync=target unit lint
 
 unit:
 	$(BIN)/python -m pytest -m unit -n 2 --dist loadfile $(PYTEST_ARGS)
 
-# Give the parsers EXECUTIONS inputs in all, starting from tests/fuzz/seeds.py and tests/fuzz/corpus. FUZZ='image --keep'
-# chooses targets, and keeps the inputs that reach new code. Then send a fiftieth as many requests to sequence models.
+# Give the parsers EXECUTIONS inputs in total, derived from tests/fuzz/seeds.py and tests/fuzz/corpus. With
+# FUZZ='image --keep', fuzz only the target `image`, and keep the inputs that reach new code. Then send requests to
+# sequence models, one for every 50 inputs.
 fuzz: setup dev
 	@$(BIN)/python -m tests.fuzz $(FUZZ) --executions $(or $(EXECUTIONS),1000000)
 	@FUZZ_CALLS=$$(($(or $(EXECUTIONS),1000000) / 50)) $(BIN)/python -m pytest -n 0 -q tests/fuzz/test_sequences.py
 
-# Compare with the least that a front can cost, the network alone, Triton and two other servers (docs/benchmarks.md).
+# Compare the speed with a minimal front, the network alone, Triton itself and two other servers (docs/benchmarks.md).
 bench: setup models dev
 	@$(DEBIAN) wrk
 	@$(BIN)/python -m bench $(BENCH)
 
-# Print whether memory or descriptors grow under an even load of MINUTES (docs/reliability.md).
+# Measure whether memory or descriptors grow under a constant load of MINUTES (docs/reliability.md).
 soak: setup models dev
 	@$(BIN)/python -m bench.soak --minutes $(or $(MINUTES),60)
 
-# IMAGE, TAG and ENGINE (docker, podman or buildah) choose the name and the builder, TARGET=gpu the image for NVIDIA GPUs.
+# Build the image IMAGE:TAG with ENGINE (docker, podman or buildah). TARGET=gpu builds the image for NVIDIA GPUs.
 image:
 	@$(PYTHON) scripts/image/build.py $(TARGET)
 
-# VERSION=1.2.3: commit and tag it. The image's label, /models and the changelog then name it.
+# Commit and tag the version VERSION=1.2.3. The image's label, /models and the changelog then show it.
 release:
 	@$(PYTHON) scripts/release.py "$(VERSION)"
 
@@ -77,7 +79,7 @@ lint: dev
 format: dev
 	$(BIN)/ruff check --fix . && $(BIN)/ruff format .
 
-# The lock files from the groups of pyproject.toml. Each takes the versions of the larger one before it.
+# Write the lock files for the groups in pyproject.toml. Most of them take the versions in a larger lock file (-c).
 lock: .venv/.serving
 	$(LOCK) pyproject.toml --group dev -o requirements/dev.lock
 	$(LOCK) pyproject.toml --group build -c requirements/dev.lock -o requirements/build.lock
@@ -91,7 +93,7 @@ lock: .venv/.serving
 	$(LOCK) --group sdk3 $(LARGE:%=--no-emit-package %) -o requirements/sdk3.lock
 LOCK := $(BIN)/uv pip compile -q --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links \
   --custom-compile-command 'make lock'
-# What the SDKs import from .venv, as the tests do.
+# Large packages that the SDKs import from .venv, as the tests do.
 LARGE := boto3 botocore cryptography numpy pandas scipy
 
 clean:

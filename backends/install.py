@@ -2,11 +2,11 @@
 
     python -m backends.install [DEST]
 
-DEST/python is Triton's own Python backend with the stub for the running Python. Each folder here
-that contains a model.py is copied to DEST/NAME, together with the files of _shared, because a
-backend sees only its own folder. Links would not do, because Triton refuses links that leave the
-backend's directory. Other folders in DEST are kept. A new folder is built in a temporary folder and
-then renamed, so that an interrupted run leaves no incomplete backend.
+DEST/python is Triton's own Python backend, with the stub for the running version of Python. Each
+folder here that contains a model.py is copied to DEST/NAME, together with the files of _shared,
+because a backend can import only from its own folder. Triton refuses links that leave a backend's
+folder, so the files are copied. Other folders in DEST are kept. A new folder is built in a
+temporary folder and then renamed, so that an interrupted run leaves no incomplete backend.
 """
 
 import argparse
@@ -64,7 +64,7 @@ def own_backends() -> dict[str, list[Path]]:
 
 
 def _replace(folder: Path, files: Sequence[Path]) -> None:
-    """Replace the folder by one with copies of the files."""
+    """Replace the folder with a new one that contains copies of the files."""
     with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as scratch:
         new = Path(scratch) / "new"
         new.mkdir()

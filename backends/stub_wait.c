@@ -1,14 +1,16 @@
-/* Triton's Python backend considers a stub dead if it gives no sign of life for a second: the waiting request fails,
- * and the next one is put into the same queue. But the stub may only have been paused (docker pause, a frozen
- * machine, memory being swapped in). Its late answer is then given to the next request, and so on, so that every
- * caller gets the answer to another request. With this library, preloaded into tritonserver, the backend waits as
- * long as the stub lives.
+/* This library is preloaded into tritonserver and changes two things in Triton's Python backend.
  *
- * The stub's Python ignores all environment variables (PyConfig_InitIsolatedConfig), so it would write bytecode next
- * to the code of a model, into its author's folder. With this library it obeys PYTHONDONTWRITEBYTECODE.
+ * First, the backend considers a stub (the process that runs a Python model) dead if it does not answer within a
+ * second. It fails the waiting request and puts the next one into the same queue. But the stub may only have been
+ * paused (docker pause, a frozen machine, memory being swapped in). Its late answer then goes to the next request, and
+ * so on: every caller gets the answer to another request. With this library, the backend waits as long as the stub
+ * lives. It waits with sem_timedwait for a semaphore in a file in /dev/shm, whose name is on the stub's command line
+ * (python_backend: message_queue.h, stub_launcher.cc).
  *
- * The backend waits with sem_timedwait for a semaphore in a file in /dev/shm whose name is on the stub's command line
- * (python_backend: message_queue.h, stub_launcher.cc). This file needs no headers.
+ * Second, the stub's Python ignores all environment variables (PyConfig_InitIsolatedConfig), so it would write bytecode
+ * next to the model's code, into its author's folder. With this library, it obeys PYTHONDONTWRITEBYTECODE.
+ *
+ * All declarations are below, so that the file compiles without header files.
  */
 
 struct time { long seconds, nanoseconds; };
@@ -52,7 +54,7 @@ static int is_python_backend(const void *caller)
     return dladdr(caller, &found) && found.file && strstr(found.file, "/libtriton_python.so");
 }
 
-/* Find the name of the file in /dev/shm that is mapped at this address. Return whether there is one. */
+/* Write to `name` the name of the file in /dev/shm that is mapped at this address. Return whether there is one. */
 static int find_region(const void *address, char *name)
 {
     void *maps = fopen("/proc/self/maps", "r");
@@ -104,7 +106,7 @@ static int has_argument(const char *pid, const char *argument)
     return 0;
 }
 
-/* Return whether a living child uses the semaphore's region; 0 also if /proc cannot be read. */
+/* Return whether a living child process uses the file that contains the semaphore, or 0 if /proc cannot be read. */
 static int stub_lives(const void *semaphore)
 {
     struct entry *each;

@@ -22,7 +22,7 @@ from bench.scenarios import Scenario, scenarios
 from bench.servers import NotStarted, Server, alone, running
 
 SERVERS = ("ours", "default", "bare", "triton", "litserve", "bentoml")
-CLOSE = 0.005  # tolerance; the numbers of an embedding of length 1 are about 0.05
+CLOSE = 0.005  # tolerance for the numbers of an embedding of length 1, which are about 0.05
 COLUMNS = (
     "Server",
     "answers/s",
@@ -72,14 +72,15 @@ def main() -> int:
 def measure(
     scenario: Scenario, servers: Sequence[Server], rounds: int, seconds: int
 ) -> dict[str, list[Round]]:
-    """Run the rounds of all servers that support the scenario, alternating between servers. The
-    measured server has the machine to itself. Raise NotStarted if a server's answer is wrong."""
+    """Run the rounds of all servers that support the scenario, alternating between the servers.
+    While one is measured, the others are suspended. Raise NotStarted if a server's answer is
+    wrong."""
     unsupported = "base64" if scenario.is_tensor else "triton"
     supporting = [server for server in servers if server.form != unsupported]
     networks = Networks(scenario)
     if networks.models:
         check_answers(scenario, supporting, networks)
-    rates: dict[str, float] = {}  # of open loops
+    rates: dict[str, float] = {}  # of open loops: requests per second
     for server in supporting:
         with alone(server, servers):
             warm_up = load(server, scenario, seconds if scenario.share else 1)
@@ -98,7 +99,7 @@ def measure(
 
 
 def check_answers(scenario: Scenario, servers: Sequence[Server], networks: Networks) -> None:
-    """Raise NotStarted if a server's answer is not that of the networks."""
+    """Raise NotStarted if a server's answer differs from that of the networks alone."""
     for request in scenario.asks:
         expected = gist(networks.predict(request))
         for server in servers:
@@ -110,8 +111,8 @@ def check_answers(scenario: Scenario, servers: Sequence[Server], networks: Netwo
 
 
 def gist(answer: Any) -> Any:
-    """Return the part of an answer that must be the same everywhere: the best label, or the first
-    numbers of an embedding."""
+    """Return the part of an answer that must be the same for all servers: the best label, or the
+    first numbers of an embedding."""
     if isinstance(answer, list):
         return gist(answer[0]) if answer else None
     if not isinstance(answer, dict):
@@ -124,15 +125,15 @@ def gist(answer: Any) -> Any:
 
 
 def is_same(answer: Any, expected: Any) -> bool:
-    """Return whether two gists are the same, apart from the rounding of BF16."""
+    """Return whether two gists are the same, except for the rounding of BF16."""
     if isinstance(expected, list) and isinstance(answer, list):
         return np.allclose(answer, expected, rtol=0, atol=CLOSE)
     return bool(answer == expected)
 
 
 def render(measured: Rounds, memory: dict[str, int], rounds: int, seconds: int) -> str:
-    """Return the page. It has a table for each scenario, with medians, and with ratios to this
-    project's rate in the same round."""
+    """Return the text of the page. It has a table for each scenario, with medians, and with each
+    server's rate as a ratio to this project's rate in the same round."""
     cpu = next(
         line
         for line in Path("/proc/cpuinfo").read_text().splitlines()
@@ -162,8 +163,8 @@ def render(measured: Rounds, memory: dict[str, int], rounds: int, seconds: int) 
 
 
 def row(name: str, results: list[Round], ours: list[Round]) -> str:
-    """Return a server's row. "front" is the processor time of nginx and gunicorn per answer, "all"
-    the processor time of all processes."""
+    """Return a server's row. "front" is the processor time per answer of nginx and gunicorn, and
+    "all" is that of all processes."""
     if errors := sum(each.errors for each in results):
         blanks = [""] * (len(COLUMNS) - 2)
         return _row(name, f"{errors} answers were not 200", *blanks)

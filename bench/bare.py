@@ -1,8 +1,8 @@
-"""Serves as the baseline: a minimal Flask front for the same tritonserver, on gunicorn, with one
-persistent channel per worker.
+"""Serves as the baseline of the comparison: a minimal Flask front for the same tritonserver, on
+gunicorn, with one persistent channel per worker.
 
-It trusts its callers, has no limits, versions, error handling or metrics, and serves only the four
-models of the scenarios.
+It trusts its callers. It has no limits, no versions, no error handling and no metrics, and serves
+only the four models of the scenarios.
 """
 
 import os

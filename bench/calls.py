@@ -7,15 +7,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Call:
-    """The result of a call is "right", or says what is wrong."""
+    """Records one call. Its result is "right", or says what is wrong."""
 
     result: str
     milliseconds: float
 
 
 def repeat(seconds: float, call: Callable[[float], str]) -> list[Call]:
-    """Call again and again for `seconds`. `call` takes the seconds that have passed, and returns
-    the result."""
+    """Call again and again for `seconds`. `call` gets the number of seconds that have passed, and
+    returns the result. Return all calls."""
     calls = []
     began = now = time.monotonic()
     while now - began < seconds:

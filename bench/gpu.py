@@ -31,11 +31,11 @@ from serving.host.processes import used_by
 from tests.support.harness import Server
 
 CALLERS = 16
-BATCH = 8  # images in a run of the network in this process
+BATCH = 8  # batch size when the network runs in this process
 GIB = 2**30
-MUCH = 2**20  # GiB, more than any machine has
-# The largest difference of an output from that in this process. FP32 on a GPU may use TF32, whose
-# fraction has 10 bits.
+MUCH = 2**20  # in GiB; more than any machine has
+# The largest difference allowed between an output and the same network's in this process. FP32 on a
+# GPU may use TF32, whose fraction has 10 bits.
 TOLERANCE = {"KIND_GPU": 5e-2, "KIND_CPU": 1e-3}
 CONFIG = """
 platform: "pytorch_libtorch"
@@ -71,7 +71,7 @@ class Encoder(nn.Module):  # type: ignore[misc]  # torch is untyped to mypy
 
 
 class Greedy(nn.Module):  # type: ignore[misc]  # torch is untyped to mypy
-    """Takes as many GiB of memory as `gibibytes` says, and returns the number."""
+    """Allocates as many GiB of memory as `gibibytes` says, and returns the number."""
 
     def forward(self, gibibytes: Tensor) -> Tensor:
         size = int(gibibytes[0, 0]) << 30
@@ -81,8 +81,8 @@ class Greedy(nn.Module):  # type: ignore[misc]  # torch is untyped to mypy
 
 @dataclass(frozen=True)
 class Case:
-    """A model with an example of its only input, called `input`. `tensors` describes it in
-    config.pbtxt."""
+    """A model, and an example of its only input, which is called `input`. `tensors` describes the
+    inputs and outputs in config.pbtxt."""
 
     name: str
     module: Any
@@ -100,7 +100,7 @@ class Case:
 
 
 def cases(small: bool) -> list[Case]:
-    """Return the models. With `small`, networks of a few layers take their place."""
+    """Return the models. If `small` is true, they are networks of a few layers."""
     torch.manual_seed(0)
     resnet = ResNetConfig(num_labels=1000)
     bert = BertConfig()
@@ -196,7 +196,8 @@ def jpeg() -> bytes:
 
 
 def served_rate(case: Case, server: Server, seconds: float) -> float:
-    """Return how many photos are classified in a second for CALLERS callers."""
+    """Return the number of photos that the server classifies per second for CALLERS concurrent
+    callers."""
     photo = jpeg()
     end = time.monotonic() + seconds
 
@@ -215,8 +216,8 @@ def served_rate(case: Case, server: Server, seconds: float) -> float:
 
 
 def own_rate(case: Case, device: Any, seconds: float) -> float:
-    """Return how many images the network classifies in a second in this process, in batches of
-    BATCH that are on the device before."""
+    """Return the number of images that the network classifies per second in this process, in
+    batches of BATCH that are on the device already."""
     images = case.example[:1].repeat(BATCH, 1, 1, 1).to(device)
     runs = 0
     end = time.monotonic() + seconds
@@ -229,7 +230,7 @@ def own_rate(case: Case, device: Any, seconds: float) -> float:
 
 
 def check(is_right: bool, text: str) -> None:
-    """Print what was seen, and end the run if it is wrong."""
+    """Print the finding. If it is wrong, end the program."""
     print(text, flush=True)
     if not is_right:
         raise SystemExit(1)
@@ -261,7 +262,8 @@ def measure(kind: str, small: bool, seconds: float, folder: Path) -> None:
 
 
 def compare(case: Case, answered: NDArray[np.float32], kind: str, seconds: float) -> None:
-    """Compare an answer with the network's in this process, where it has the device alone now."""
+    """Compare an answer with that of the network in this process. The server has unloaded its
+    model, so the network has the device to itself."""
     device = torch.device("cuda" if kind == "KIND_GPU" else "cpu")
     difference = float(np.abs(answered - expected(case, device)).max())
     text = f"{case.name}: largest difference from PyTorch in this process: {difference:.1e}"
@@ -279,7 +281,8 @@ def unload(case: Case, server: Server) -> None:
 
 
 def refuse_too_much(case: Case, server: Server) -> None:
-    """Ask for more memory than any machine has, and then for none."""
+    """Request more memory than any machine has, and then none, to check that the server
+    survives."""
     refused = case.infer(server, torch.tensor([[MUCH]]))
     again = case.infer(server, torch.tensor([[0]]))
     text = f"{MUCH} GiB: {refused.status_code}; the next call: {again.status_code}"

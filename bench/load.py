@@ -1,6 +1,6 @@
 """Puts load on an HTTP server, or on networks in this process. In a closed loop (wrk), each caller
-waits for an answer before it sends its next request. In an open loop, requests do not wait for
-answers."""
+sends its next request after the answer to the previous one. In an open loop, requests are sent at
+given times, whether or not earlier ones have been answered."""
 
 import http.client
 import itertools
@@ -45,15 +45,15 @@ PROCESSORS = 2
 TIMEOUT = 30  # seconds that a caller waits for an answer
 PAUSE = 0.2  # seconds between checks of whether a server is idle
 MOST_PAUSES = 50
-IDLE = 0.25  # an idle server uses less than this of a processor; LitServe uses 0.13
+IDLE = 0.25  # an idle server uses less than this share of a processor; LitServe uses 0.13
 Sessions = Mapping[str, onnxruntime.InferenceSession]  # one for each model
 
 
 @dataclass(frozen=True)
 class Round:
-    """The results of one round: answers per second, latencies in milliseconds, the number of
-    answers other than 200, and the processor time per answer in milliseconds, keyed by program.
-    `refused` counts the 503 replies of an open loop, which are not errors."""
+    """Holds the results of one round: answers per second, latencies in milliseconds, the number of
+    answers with a status other than 200, and the processor time per answer in milliseconds, keyed
+    by program. `refused` counts the 503 replies in an open loop, which are not errors."""
 
     rate: float
     p50: float
@@ -87,7 +87,7 @@ def load(server: Server, scenario: Scenario, seconds: int, rate: float = 0.0) ->
 
 
 def settle(server: Server) -> None:
-    """Wait until the server has finished the requests that wrk abandoned, which would otherwise
+    """Wait until the server is idle. It still works on requests that wrk abandoned, which would
     slow down its next round."""
     used = sum(server.processor_seconds().values())
     for _ in range(MOST_PAUSES):
@@ -124,13 +124,14 @@ def message(server: Server, request: Ask) -> bytes:
 
 
 def open_loop(server: Server, scenario: Scenario, seconds: int, rate: float) -> Round:
-    """Send requests at random times (Poisson), whether or not earlier ones have been answered, as
-    long as a caller is free. Measure each latency from the time at which the request was due."""
+    """Send requests at random times (a Poisson process), whether or not earlier ones have been
+    answered, as long as a caller is free. Measure each latency from the time when the request was
+    due."""
     count = max(1, round(rate * seconds))
     gaps = np.random.default_rng(0).exponential(1 / rate, count)
     dues = (time.monotonic() + np.cumsum(gaps)).tolist()
     requests = [server.request(request) for request in scenario.asks]
-    calls = zip(dues, itertools.cycle(requests))  # shared: each caller takes the next one
+    calls = zip(dues, itertools.cycle(requests))  # shared by the callers: each takes the next one
     answers: list[tuple[int, float]] = []  # status and latency
 
     def call(_: int) -> None:
@@ -157,7 +158,8 @@ def open_loop(server: Server, scenario: Scenario, seconds: int, rate: float) -> 
 
 
 class Networks:
-    """Does a scenario's work in this process, without a server. It has no models for tensors."""
+    """Does the work of a scenario in this process, without a server. It has no models for scenarios
+    with tensors."""
 
     def __init__(self, scenario: Scenario) -> None:
         names = set() if scenario.is_tensor else scenario.models()
@@ -174,7 +176,8 @@ class Networks:
         return predict(self.models[request.model], session, request.plain)
 
     def load(self, scenario: Scenario, seconds: int) -> Round:
-        """Run one round, with one thread for each processor, or one caller that uses both."""
+        """Run one round, with one caller thread per processor, or with one caller whose runs use
+        both processors."""
         latencies: list[float] = []
         end = time.monotonic() + seconds
         requests = itertools.cycle(scenario.asks)

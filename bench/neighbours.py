@@ -22,13 +22,13 @@ from tests.endpoint.hostile_requests import ROWS
 from tests.endpoint.test_hostile_requests import SHARE, SMALL
 from tests.support.harness import PATIENCE, Server, wait_until
 
-# mark the rows beside which the neighbour's p99 exceeds its p99 alone this many times
+# mark a row if the neighbour's p99 beside it exceeds its p99 alone by this factor
 MOST = 3.0
 
 
 def attack(name: str, url: str, begin: Event, end: Event) -> None:
-    """Send the row's requests until `end` is set. Call this in a separate process: its low priority
-    leaves the processors to the server, as a caller on another machine would."""
+    """Send the row's requests until `end` is set. Call this in a separate process, whose low
+    priority leaves the processors to the server, as if the caller were on another machine."""
     os.nice(19)
     row = ROWS[name]
     send = row.sent(url, PATIENCE)

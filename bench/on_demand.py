@@ -33,7 +33,7 @@ from tests.support.harness import PATIENCE, Server, tensor
 Ask = Callable[[int], requests.Response]  # calls the model with a number
 COUNTERS = ("loads", "misses", "evictions", "thrash")
 DRIFT = 2.0  # seconds
-WITHOUT_LOADS = 0.2  # length of the phase without loads, as a share of the phase with loads
+WITHOUT_LOADS = 0.2  # length of the phase without loads, as a share of the phase with them
 RIGHT = "right"
 LOADED = "right after a load"
 
@@ -76,8 +76,8 @@ def result(reply: requests.Response, number: int) -> str:
 
 
 def zipf(ask: Ask, archives: int, seconds: float, drift: bool) -> list[Call]:
-    """Call models again and again. The n-th most popular one gets 1 / n of the calls that the most
-    popular one gets."""
+    """Call models again and again. The n-th most popular model gets 1 / n of the calls that the
+    most popular one gets."""
     weights = [1 / rank for rank in range(1, archives + 1)]
 
     def call_one(elapsed: float) -> str:
@@ -90,8 +90,8 @@ def zipf(ask: Ask, archives: int, seconds: float, drift: bool) -> list[Call]:
 
 
 def samples(server: Server, seconds: float) -> list[tuple[float, Usage]]:
-    """Return what the server uses, and after how many minutes, without the first WARM of the
-    time."""
+    """Return the server's resource usage at regular times, each with the minutes passed. The first
+    part of the time (WARM) is left out."""
     began = time.monotonic()
     found = []
     while (elapsed := time.monotonic() - began) < seconds:
@@ -113,8 +113,8 @@ def print_times(name: str, calls: list[Call], seconds: float) -> None:
 
 
 def measure(ask: Ask, server: Server | None, options: argparse.Namespace) -> None:
-    """Call half of the models that memory has room for, once they are loaded. Then call all
-    models."""
+    """Call half as many models as memory has room for, which are loaded before. Then call all
+    models, so that some are loaded and evicted. Print how long the calls take."""
     few = options.room // 2
     seconds = options.seconds
 

@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PHOTO = ROOT / "model_repository" / "efficientnet" / "example.jpg"
 SHORT = "A man is eating food."  # 8 tokens
 LONG = " ".join(["food"] * 126)  # 128 tokens with [CLS] and [SEP]
-# as many floats as a 224x224 image has
+# as many floats as an image of 224×224 pixels has
 ROW = np.random.default_rng(0).random(150_528, dtype=np.float32)
 BINARY = "application/vnd.sagemaker-triton.binary+json;json-header-size="
 
@@ -29,9 +29,9 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True)
 class Ask:
-    """One request. `plain` is the body for the bare server, the peers and the limit (the networks
-    alone, without a server). For tensors, `body` and `media_type` follow KServe's protocol;
-    otherwise `body` is the same as `plain`. The `version` is sent only to servers that have
+    """A request. `plain` is the body for the bare server, the other servers and the limit (the
+    networks alone, without a server). For tensors, `body` and `media_type` follow KServe's
+    protocol; otherwise `body` is the same as `plain`. `version` is sent only to servers that have
     versions."""
 
     model: str
@@ -41,14 +41,14 @@ class Ask:
     version: str = ""
 
     def as_base64(self) -> bytes:
-        """Return the body for the peers, which accept base64."""
+        """Return the body for the servers that accept only base64."""
         return json.dumps({"body": b64encode(self.plain).decode()}).encode()
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """The requests that `callers` send in turns. If `share` is not 0, they are sent in an open
-    loop, at this share of the rate that the server reached in a closed loop."""
+    """Defines the requests that `callers` send in turns. If `share` is not 0, they are sent in an
+    open loop, at this share of the rate that the server reached in a closed loop."""
 
     name: str
     callers: int

@@ -22,7 +22,8 @@ from tests.support.harness import ROOT, Server, link_model
 SHARE = 0.7  # the load, as a share of the maximum rate
 ARCHIVES = 8
 LOADED = 4  # archives that are called
-# The bundled models that are called: the types of their examples, and what right answers contain.
+# The bundled models that are called, with the media types of their examples and a part of the right
+# answers.
 BUNDLED = {
     "bert": ("text/plain", '"embedding":[0.04'),
     "efficientnet": ("image/jpeg", '"espresso"'),
@@ -30,7 +31,7 @@ BUNDLED = {
 }
 KINDS = LOADED + len(BUNDLED)
 CALLERS = 4
-WARM = 0.1  # the slopes leave out this first share of the time
+WARM = 0.1  # the slopes leave out this share of the time at the beginning
 SAMPLE_SECONDS = 5.0
 MEGABYTE = 2**20
 REPOSITORY = ROOT / "model_repository"
@@ -38,7 +39,7 @@ REPOSITORY = ROOT / "model_repository"
 
 def steady(loader: Loader, seconds: float, rate: float = 0.0) -> Counter[str]:
     """Call `rate` times a second, or as often as possible if it is 0. Return how often each verdict
-    was given."""
+    occurred."""
     numbers = itertools.count()
     begun = time.monotonic()
 
@@ -56,7 +57,7 @@ def steady(loader: Loader, seconds: float, rate: float = 0.0) -> Counter[str]:
 
 
 def verdict(loader: Loader, number: int) -> str:
-    """Call an archive or a bundled model. Return "right", or what is wrong."""
+    """Call an archive or a bundled model. Return "right", or a text that says what is wrong."""
     model = number % KINDS
     x = float(number % 1000)
     try:
@@ -73,7 +74,8 @@ def verdict(loader: Loader, number: int) -> str:
 
 
 def ask_bundled(loader: Loader, name: str) -> tuple[requests.Response, str]:
-    """Send a bundled model its example. Return the reply and a part of the right answer."""
+    """Send a bundled model its example. Return the reply, and a text that a right answer
+    contains."""
     media_type, right = BUNDLED[name]
     example = next((REPOSITORY / name).glob("example.*"))
     headers = {"Content-Type": media_type}
@@ -106,8 +108,8 @@ def soak(server: Server, loader: Loader, minutes: float) -> str:
 def measure(
     server: Server, loader: Loader, load: Future[Counter[str]]
 ) -> Iterator[tuple[float, Usage]]:
-    """Every minute, load or unload one archive that is not called. While it is unloaded, yield the
-    minutes passed and the usage."""
+    """Once a minute, load or unload an archive that is not called. While it is unloaded, yield the
+    minutes passed and the server's usage every SAMPLE_SECONDS."""
     begun = time.monotonic()
     changes = 0
     while not load.done():

@@ -1,6 +1,6 @@
-"""Computes a scenario's answers without any of this project's code. The bare server, the peers and
-the limit (the networks alone, without a server) do this work. This project's answers are compared
-with its results."""
+"""Computes a scenario's answers without any code of this project. The bare server, the other
+servers and the limit (the networks alone, without a server) do this work. The answers of this
+project are compared with its results."""
 
 import json
 from pathlib import Path
@@ -18,13 +18,13 @@ OVERLAP = 0.45
 
 
 class Model:
-    """Turns a body into tensors, and outputs into a prediction."""
+    """Converts a request's body to tensors, and the outputs to a prediction."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def session(self, threads: int) -> onnxruntime.InferenceSession:
-        """Create the network's session, whose runs use this many `threads`, which do not spin while
+        """Create the network's session. Its runs use this many `threads`, which do not spin while
         they wait."""
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads
@@ -50,8 +50,8 @@ def _photo(body: bytes) -> Array:
 
 
 class Photo(Model):
-    """EfficientNet-Lite0: a center crop of 0.875 of the short side, resized to 224 with bicubic
-    interpolation, as bytes. Predicts the top class."""
+    """EfficientNet-Lite0: takes a centre crop of 0.875 of the shorter side, resized to 224 pixels
+    with bicubic interpolation, as UINT8. Predicts the best class."""
 
     def prepare(self, body: bytes) -> dict[str, Array]:
         image = _photo(body)
@@ -72,8 +72,8 @@ class Photo(Model):
 
 
 class Boxes(Model):
-    """YOLOv4-tiny: letterboxed to 416, with OpenCV's NMS. Predicts labels and scores, best
-    first."""
+    """YOLOv4-tiny: takes an image letterboxed to 416 pixels. NMS is OpenCV's. Predicts labels and
+    scores, best first."""
 
     def prepare(self, body: bytes) -> dict[str, Array]:
         image = _photo(body)

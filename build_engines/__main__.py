@@ -13,8 +13,8 @@ from build_engines.recipes import RECIPES
 from build_engines.request import REPOSITORY, Request, positive
 
 INTERRUPTED = 130  # the exit code that shells report for a command that SIGINT ended
-# seconds after which a command that is still running is interrupted again; it needs up to 6 to
-# clean up
+# A command that is still running this many seconds after an interrupt is interrupted again.
+# Cleaning up takes up to 6 s.
 SWALLOWED = 8.0
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)
 FIELDS = dataclasses.fields(Request)[1:]
@@ -40,15 +40,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def clean_up_at_signals() -> None:
-    """Let SIGTERM end the command as Ctrl-C does. A library may swallow the KeyboardInterrupt (seen
-    in one of 300 builds), so a timer raises it again."""
+    """Make SIGTERM interrupt the command as Ctrl-C does. A library sometimes swallows the
+    KeyboardInterrupt (once in 300 builds), so a timer raises it again."""
     for number in SIGNALS:
         signal.signal(number, _interrupt)
 
 
 def ignore_signals() -> None:
-    """Ignore the signals that interrupt a command. A build calls this before its last step, which
-    publishes the model, so that an interrupted command has never changed a model."""
+    """Ignore the signals that interrupt a command. A build calls this just before it publishes the
+    model, so an interrupted command has never changed a model."""
     for number in SIGNALS:
         if signal.getsignal(number) is _interrupt:
             signal.signal(number, signal.SIG_IGN)
@@ -65,7 +65,7 @@ def _failed(message: str, code: int) -> int:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """Return the parser. Each command imports its own modules when it runs."""
+    """Return the argument parser. The modules of a command are imported only when it runs."""
     parser = argparse.ArgumentParser(
         prog="python -m build_engines", description="Builds the models that Triton serves."
     )
@@ -137,8 +137,8 @@ def _add_build(parser: argparse.ArgumentParser) -> None:
 
 
 def request_of(parsed: argparse.Namespace) -> Request:
-    """Return the request that the command line describes. Raise UsageError for a name that no model
-    can have."""
+    """Return the request that the command line describes. Raise UsageError for an invalid or
+    unknown model name."""
     from build_engines.engines.trtexec import find_trtexec
     from serving.host.machine import has_gpu
 

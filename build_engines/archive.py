@@ -1,9 +1,10 @@
-"""Writes the archive that SageMaker takes: NAME.tar.gz, which contains the folder NAME. An
-ensemble's archive contains all its parts.
+"""Writes the archive that SageMaker loads: NAME.tar.gz, which contains the folder NAME. An
+ensemble's archive also contains the models that the ensemble calls.
 
-The same model always gives the same bytes: entries are sorted, and have neither times nor owners.
-Copies are for multi-model endpoints. Each copy has its own name, and so do its parts, because the
-parts of two loaded ensembles cannot have the same name.
+Archiving a model twice gives identical files: entries are sorted, and have no times or owners.
+Copies of a model, for multi-model endpoints, have different names. The models that a copied
+ensemble calls are renamed too, because two loaded ensembles cannot each bring a model of the same
+name.
 """
 
 import gzip
@@ -26,10 +27,10 @@ SKIPPED = shutil.ignore_patterns(".*", "__pycache__", "*.pyc", "*.part", "*.part
 
 
 def archive(name: str, repository: Path, out: Path, copies: int = 0) -> list[Path]:
-    """Write OUT/NAME.tar.gz or, for copies, OUT/NAME-0.tar.gz …, which contain the folders NAME_0
-    …. Return the files.
+    """Write OUT/NAME.tar.gz. If `copies` is not 0, write that many archives instead:
+    OUT/NAME-0.tar.gz with the folder NAME_0, and so on. Return the paths of the archives.
 
-    Raise BuildError if the model or one of its parts is missing.
+    Raise BuildError if the model, or a model that an ensemble calls, is missing.
     """
     config = open_model(name, repository, "").config
     parts = configs_of_parts(config, lambda part: open_model(part, repository, "").config)
@@ -49,8 +50,8 @@ def archive(name: str, repository: Path, out: Path, copies: int = 0) -> list[Pat
 def _write(
     out: Path, name: str, folders: Mapping[str, Path], clients: Mapping[str, Path], ending: str
 ) -> Path:
-    """Write the archive from links to the models' files in a temporary folder, and then move it to
-    its place."""
+    """Write one archive and return its path. The models' files are linked into a temporary folder
+    and archived there; then the archive is moved into `out`."""
     target = out / f"{name}{ending}.tar.gz"
     names = {part: f"{part}{ending.replace('-', '_')}" for part in folders}
     contents = {names[part]: folder for part, folder in folders.items()}
@@ -93,9 +94,13 @@ def _anonymous(entry: tarfile.TarInfo) -> tarfile.TarInfo:
 
 
 def renamed(text: str, name: str, names: Mapping[str, str], shares: bool = False) -> str:
-    """Return the config.pbtxt of a copy of the model `name`, with the new names of the model and of
-    its steps. If the old name selected the client (one of this project or, if `shares` is true, one
-    of the repository), the copy names that client."""
+    """Return config.pbtxt (`text`) for a copy of the model `name`, with the new `names` of the
+    model and of the models that an ensemble calls.
+
+    A model without the parameter `client` uses the client that has the model's name. Its copy gets
+    the parameter, because it has another name. `shares` is true if that client belongs to the
+    repository rather than to this project.
+    """
     config = parse_config(text)
     if config.name:
         config.name = names[name]

@@ -3,8 +3,8 @@
     weights -> family -> fp32 model and ModelSpec -> engine -> config.pbtxt, configs/cpu.pbtxt
         -> build.json -> the user's files added -> checked -> compared -> loaded -> published
 
-A build that is interrupted or fails leaves the repository as it was (but see publish.publish). Once
-the command publishes, it can no longer be interrupted (__main__.ignore_signals).
+A build that fails or is interrupted leaves the repository unchanged (publish.publish documents one
+exception). A command ignores interrupts while it publishes (__main__.ignore_signals).
 """
 
 import json
@@ -46,14 +46,15 @@ ENGINES: dict[str, Callable[[ModelSpec, Path, Request], Engine]] = {  # keyed by
     "gpu": onnx_runtime.for_gpu,
     "tensorrt": tensorrt.build,
 }
-COMPARED = 64  # most samples on which INT8 is compared with fp32
+COMPARED = 64  # INT8 is compared with fp32 on at most this many samples
 
 
 def build(
     request: Request, force: bool = False, before_publishing: Callable[[], None] = lambda: None
 ) -> tuple[Path, bool]:
-    """Return the model's folder, and whether it had to be built. Call `before_publishing` before
-    the last step, which publishes the folder. Raise BuildError if the build fails."""
+    """Build the model unless it is up to date; with `force`, build it in any case. Return its
+    folder, and whether it was built. Call `before_publishing` just before the folder is published.
+    Raise BuildError if the build fails."""
     weights = find_weights(request)
     family = find_family(request, weights)
     if family.cpu_only:
@@ -71,7 +72,7 @@ def build(
         engine = ENGINES[request.target](model_spec, folder, request)
         write_configs(folder, model_spec, engine, request, family.any_cpu_engine)
         write_record(folder, made_from, source_sha256, engine)
-        # after the record, because the record lists every file in the folder as the build's own
+        # Only after write_record, which records every file in the folder as written by the build.
         add_users_files(folder, model_folder)
         check(folder, model_folder.name)
         if engine.precision == "int8" and request.compare and engine.runs_on_cpu:
@@ -90,9 +91,9 @@ def _say_how_to_compare(name: str) -> None:
 
 
 def _compare_with_fp32(folder: Path, source_sha256: str, request: Request) -> None:
-    """Compare INT8 with fp32 on the samples of --calibration that were held out of it, or else on
-    other samples (comparison.compare). Print the scores. Raise BuildError if one is too low."""
-    # the scratch folder has the layout of a model, and its config.pbtxt is for the CPU
+    """Compare INT8 with fp32 on the samples that were held out of --calibration, or on those that
+    comparison.compare uses by default. Print the scores. Raise BuildError if one is too low."""
+    # The scratch folder has the layout of a model folder, and its config.pbtxt is for a CPU.
     stored = open_model(folder.name, folder.parent, config_name="")
     scores = compare(
         stored.model,
@@ -114,9 +115,9 @@ def _compare_with_fp32(folder: Path, source_sha256: str, request: Request) -> No
 
 
 def _sources(request: Request, weights: Weights) -> dict[str, Any]:
-    """Return all that determines the build's result, which build.json records as `made_from`: the
-    request, with names and digests of files instead of this machine's paths, but only the name of
-    the calibration's folder."""
+    """Return everything that the result of the build depends on, for the entry `made_from` in
+    build.json: the request, with file names and digests instead of this machine's paths. Of the
+    calibration samples, only the folder's name is recorded."""
     sources = asdict(request)
     for no_part_of_result in ("repository", "name", "load"):
         del sources[no_part_of_result]

@@ -30,7 +30,8 @@ def digest_of_files(folder: Path, files: Iterable[Path]) -> str:
 
 
 def digest_of_version(folder: Path) -> str:
-    """Return the SHA-256 of the model in a version's folder, with the weights beside it."""
+    """Return the SHA-256 of the files in a version's folder: the model, and its weights if they are
+    in separate files."""
     return digest_of_files(folder, (file for file in folder.rglob("*") if file.is_file()))
 
 
@@ -68,7 +69,7 @@ def write_record(
 
 
 def changed_files(folder: Path, record: Mapping[str, Any]) -> list[str]:
-    """Return the names of files that are missing or have changed since the build."""
+    """Return the names of the files that are missing or have changed since the build."""
     changed = []
     for name, sha256 in record["files"].items():
         file = folder / name
@@ -78,5 +79,5 @@ def changed_files(folder: Path, record: Mapping[str, Any]) -> list[str]:
 
 
 def reference_folder(source_sha256: str) -> Path:
-    """Return the folder that keeps the fp32 model with this SHA-256."""
+    """Return the cache folder for the fp32 model with this SHA-256."""
     return cache_folder() / "references" / source_sha256

@@ -1,5 +1,5 @@
-"""Compares an engine with the fp32 model that it was made from, for `verify` and for builds. Each
-score must reach its limit."""
+"""Compares the predictions of an engine with those of the fp32 model that it was built from, for
+`verify` and for builds."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ TENSOR_COSINE = 0.99  # the minimum cosine similarity of two outputs that match
 
 @dataclass(frozen=True)
 class Score:
-    """A measured value, the least allowed value, and what it was measured on."""
+    """A measured value, the lowest value that passes, and what it was measured on."""
 
     name: str
     value: float
@@ -45,8 +45,8 @@ class Score:
 def verify(
     stored: StoredModel, reference: Path | None, source: Path | None, count: int
 ) -> list[Score]:
-    """Return the scores of a built model against `reference`, by default the fp32 model that its
-    build kept."""
+    """Compare a built model with `reference`, and return the scores. The default reference is the
+    fp32 model that the build kept in the cache. Raise BuildError if it is not there."""
     if not reference:
         sha256 = stored.record.get("source_sha256", "")
         kept = reference_folder(sha256) / "model.onnx"
@@ -73,11 +73,12 @@ def compare(
     source: Path | None = None,
     held_out: bool | None = None,
 ) -> list[Score]:
-    """Return the scores of `engine` on at most `count` samples of `source` (0: all). `held_out` has
-    the same meaning as in Samples.read.
+    """Return the scores of `engine` against `reference`, on at most `count` samples of `source` (0:
+    all). `held_out` has the same meaning as in Samples.read.
 
-    A client without a family is the user's own. Without `source`, texts are compared on built-in
-    sentences, and images on the model's example.
+    Without `source`, text models are compared on built-in sentences, and image models on their
+    example. Models with a client of the user's own are always compared on their example, and models
+    without a client on random tensors.
     """
     family = family_of(model.parameters.get("client", ""))
     if client is None or (family and not family.samples):
@@ -100,7 +101,7 @@ def _score_of(
     instances: Sequence[Any],
     source: Path | None,
 ) -> Score:
-    """Return how alike the predictions of `engine` and `reference` for the instances are. Raise
+    """Return how similar the predictions of `engine` and `reference` for the instances are. Raise
     BuildError if neither predicts anything."""
     ours, theirs = (
         [_predict(client, run, each) for each in instances] for run in (engine, reference)

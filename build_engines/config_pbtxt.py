@@ -1,4 +1,4 @@
-"""Writes config.pbtxt through Triton's own protobuf, so that Triton can read it."""
+"""Writes config.pbtxt with Triton's own protobuf classes, so that Triton can read it."""
 
 from pathlib import Path
 from typing import Any
@@ -17,10 +17,11 @@ HEADER = "# Written by python -m build_engines.\n"
 def write_configs(
     folder: Path, model_spec: ModelSpec, engine: Engine, request: Request, any_cpu_engine: bool
 ) -> None:
-    """Write config.pbtxt for a GPU, and configs/cpu.pbtxt with what differs without one.
+    """Write config.pbtxt for a GPU, and configs/cpu.pbtxt with the settings that differ on a
+    machine without one.
 
     If the engine always runs on a CPU, write only config.pbtxt, for the CPU. If `any_cpu_engine` is
-    true, `serve` chooses the engine on a CPU, which may be one that computes in BF16.
+    true, `serve` chooses between the CPU engines, one of which may compute in BF16.
     """
     parameters = dict(engine.cpu_parameters)
     serve_chooses = any_cpu_engine and model_spec.platform == ONNX
@@ -81,8 +82,8 @@ def model_config(
 
 
 def _tensor(target: Any, spec: TensorSpec, max_batch_size: int) -> None:
-    """Declare a tensor. config.pbtxt cannot declare a scalar: callers send [1], or [n, 1] in a
-    batch, and the model gets [], or [n]."""
+    """Declare a tensor. config.pbtxt cannot declare a scalar, so callers send [1] (in a batch [n,
+    1]), and the model gets [] (in a batch [n])."""
     target.name, target.data_type = spec.name, data_type(spec.datatype)
     target.dims.extend(spec.shape or (1,))
     if not spec.shape and max_batch_size:

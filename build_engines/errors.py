@@ -1,4 +1,4 @@
-"""Defines the errors with which a command fails, and shortens texts for their messages."""
+"""Defines the errors that end a command, and shortens texts for their messages."""
 
 from collections.abc import Sequence
 from typing import ClassVar
@@ -8,34 +8,33 @@ LISTED = 3  # names
 
 
 class BuildError(Exception):
-    """The build failed. The message says what is wrong and what to do, in one line; the command
-    exits with `code`."""
+    """Raised if a build fails. The message says in one line what is wrong and what to do. The
+    command exits with `code`."""
 
     code: ClassVar[int] = 1
 
 
 class UsageError(BuildError):
-    """The command line is wrong."""
+    """Raised if the command line is invalid."""
 
     code: ClassVar[int] = 2
 
 
 def brief(err: Exception) -> str:
-    """Return the first line of an error, shortened, because a converter's error may print its whole
-    state."""
+    """Return the first line of an error, cut to BRIEF characters. Some converters put their whole
+    state into an error."""
     line = first_line(err)
     return line if len(line) <= BRIEF else f"{line[:BRIEF]} …"
 
 
 def shortened(names: Sequence[str]) -> str:
-    """Return the first LISTED names, and how many more there are."""
+    """Return a text with the first LISTED names and the number of the others."""
     more = len(names) - LISTED
     listed = ", ".join(names[:LISTED])
     return f"{listed} and {more} more" if more > 0 else listed
 
 
 def first_line(err: Exception) -> str:
-    """Return the first line of another library's error, or its type if it has no text, for messages
-    of one line."""
+    """Return the first line of an exception's text, or the name of its type if it has no text."""
     lines = str(err).strip().splitlines()
     return lines[0] if lines else type(err).__name__

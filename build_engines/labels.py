@@ -14,9 +14,8 @@ def read_lines(file: Path) -> list[str]:
 
 
 def write_labels(target: Path, labels: Sequence[str], file: Path | None) -> bool:
-    """Write the labels of `file`, or else `labels`. Return whether there are any. Raise UsageError
-    for a file that is not text, and for a label with a line break, because each line is one
-    label."""
+    """Write the labels of `file`, or else `labels`. Return whether there are any labels. Raise
+    UsageError if the file is not text or a label contains a line break."""
     if file:
         try:
             labels = read_lines(file)

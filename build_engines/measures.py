@@ -1,4 +1,4 @@
-"""Defines what is measured when an engine is compared with fp32, and on which samples. A table in
+"""Defines how an engine is compared with fp32, and on which samples. A table in
 docs/build_engines.md lists the measures and their limits."""
 
 from collections.abc import Callable, Iterator, Sequence
@@ -15,9 +15,9 @@ from clients.base import ModelClient
 from serving.codecs import Limits
 from serving.errors import DecodingError
 
-OVERLAP = 0.5  # the least overlap of two boxes that count as one object
+OVERLAP = 0.5  # minimum overlap (IoU) of two boxes that count as the same object
 HELD_OUT = 4  # INT8 is compared on every 4th sample and calibrated on the others
-LEAST = 8  # the fewest samples that are split between calibration and comparison
+LEAST = 8  # minimum number of samples to split between calibration and comparison
 SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff"}
 TEXTS = (
     "The quick brown fox jumps over the lazy dog.",
@@ -35,9 +35,9 @@ TEXTS = (
 
 @dataclass(frozen=True)
 class Samples:
-    """The samples on which a family's engines are calibrated and compared. `find` finds all samples
-    in a folder or file, and `instances` turns some of them into a client's instances. Without a
-    source, the `built_in` ones are compared."""
+    """Defines the samples on which a family's engines are calibrated and compared. `find` lists the
+    samples in a folder or file, and `instances` converts samples to the client's instances. Without
+    a folder or file, the `built_in` samples are used."""
 
     find: Callable[[Path | None], Sequence[Any]]
     instances: Callable[[ModelClient, Sequence[Any]], Iterator[Any]]
@@ -126,7 +126,8 @@ SENTENCES = Samples(_lines, _texts, _sentences)
 
 
 def cosine(ours: NDArray[Any], theirs: NDArray[Any]) -> float:
-    """Return the mean cosine of the rows. The cosine of equal rows, even of zeros, is 1."""
+    """Return the mean cosine similarity of the rows. That of equal rows is 1, even if they are all
+    zeros."""
     a = ours.reshape(len(ours), -1).astype(np.float64)
     b = theirs.reshape(len(theirs), -1).astype(np.float64)
     lengths = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)
@@ -136,8 +137,8 @@ def cosine(ours: NDArray[Any], theirs: NDArray[Any]) -> float:
 
 @dataclass(frozen=True)
 class Measure:
-    """A measure of two predictions. `alike` returns how alike they are, from 0 to 1, or None if
-    both are empty. `limit` is the lowest mean that passes."""
+    """Measures how similar two predictions are. `alike` returns a number from 0 to 1, or None if
+    both predictions are empty. `limit` is the lowest mean that passes."""
 
     name: str
     limit: float
@@ -162,8 +163,8 @@ def _same_shares(ours: Any, theirs: Any) -> float:
 
 
 def _same_boxes(ours: Any, theirs: Any) -> float | None:
-    """Return the share of both models' detections that have a partner of the same class at the same
-    position."""
+    """Return the share of the two predictions' detections that have a counterpart of the same class
+    at the same position, or None if there are no detections."""
     free = list(theirs["detections"])
     total = len(ours["detections"]) + len(free)
     paired = 0
@@ -177,7 +178,7 @@ def _same_boxes(ours: Any, theirs: Any) -> float | None:
 
 
 def overlap(box: dict[str, float], other: dict[str, float]) -> bool:
-    """Return whether two boxes share at least half of the area that they cover together."""
+    """Return whether the intersection of two boxes is at least OVERLAP of their union."""
     low = [max(box[side], other[side]) for side in ("xmin", "ymin")]
     high = [min(box[side], other[side]) for side in ("xmax", "ymax")]
     common = _area(*low, *high)

@@ -21,12 +21,13 @@ def full_shape(tensor: TensorSpec, batch: int, length: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """A model whose folder already has 1/model.onnx in fp32 (or 1/model.pt), labels and an example.
+    """Describes a model whose folder already has 1/model.onnx in fp32 (or 1/model.pt), labels and
+    an example.
 
-    `client` is a module of clients/, or "" for none; `settings` become its `parameters` in
-    config.pbtxt; `max_batch_size` 0 means no batch dimension; `lengths` are the least, usual and
-    largest size of a dimension of -1. `labels` is the file with a name for each value of the first
-    output; `note` is a comment for config.pbtxt.
+    `client` is the name of a module in clients/, or "" for none. `settings` become `parameters` in
+    config.pbtxt. A `max_batch_size` of 0 means that there is no batch dimension. `lengths` are the
+    minimum, typical and maximum size of a dimension of -1. `labels` is the file that names each
+    value of the first output. `note` is a comment for config.pbtxt.
     """
 
     client: str = ""
@@ -42,7 +43,7 @@ class ModelSpec:
     @property
     def cpu_instances(self) -> int:
         """Return the number of instances on a CPU: 1 if the backend merges waiting requests into
-        runs on all processors, and otherwise 2."""
+        runs that use all processors, and otherwise 2."""
         return 1 if self.platform == ONNX and self.max_batch_size else 2
 
     @property
@@ -57,8 +58,8 @@ class ModelSpec:
         return MODEL_FILES[self.platform]
 
     def profile(self) -> dict[str, tuple[tuple[int, ...], ...]]:
-        """Return the least, the usual and the largest shape of each input, batch dimension
-        included."""
+        """Return the minimum, typical and maximum shape of each input, including the batch
+        dimension."""
         most = self.max_batch_size
         batches = (1, max(most // 2, 1), most) if most else (0, 0, 0)
         sizes = list(zip(batches, self.lengths, strict=True))
@@ -70,12 +71,12 @@ class ModelSpec:
 
 @dataclass(frozen=True)
 class Engine:
-    """The engine that was built from 1/model.onnx.
+    """Describes the engine that was built from 1/model.onnx.
 
     `bound_to` names the GPU and the versions on which the engine depends ("engine" in build.json).
     `runs_on_cpu` is true if the engine always runs on a CPU. `cpu_parameters` go into the
-    configuration for a CPU; `accelerator` are the parameters of ONNX Runtime's TensorRT provider in
-    the configuration for a GPU.
+    configuration for a CPU. `accelerator` contains the parameters of ONNX Runtime's TensorRT
+    provider for the configuration for a GPU.
     """
 
     platform: str

@@ -56,7 +56,7 @@ Specs = tuple[TensorSpec, ...]
 
 
 def specs(model: onnx.ModelProto) -> tuple[Specs, Specs]:
-    """Return the inputs and outputs as the file declares them, with their first dimension; a
+    """Return the inputs and outputs as the file declares them, including their first dimension. A
     variable dimension is -1."""
     weights = {tensor.name for tensor in model.graph.initializer}
     inputs = [value for value in model.graph.input if value.name not in weights]
@@ -84,8 +84,8 @@ def _spec(value: onnx.ValueInfoProto) -> TensorSpec:
 
 
 def computed(shapes: Mapping[str, Sequence[object]], outputs: Iterable[TensorSpec]) -> Specs:
-    """Return the outputs, with sizes from `shapes`, which ONNX Runtime computes, for dimensions
-    that the file declares as variable. Triton's backend compares config.pbtxt with the computed
+    """Return the outputs. A dimension that the file declares as variable gets its size from
+    `shapes`, which ONNX Runtime computes, because Triton's backend compares config.pbtxt with these
     sizes."""
     return tuple(_filled(spec, shapes[spec.name]) for spec in outputs)
 
@@ -144,11 +144,11 @@ def _metadata(model: onnx.ModelProto, key: str) -> Any:
 
 
 def makes_scores(model: onnx.ModelProto, output: str) -> bool:
-    """Return whether the output comes from a softmax or a sigmoid, and so holds scores, not
-    logits."""
+    """Return whether the output comes from a softmax or a sigmoid, so that it holds scores rather
+    than logits."""
     makers = {name: node for node in model.graph.node for name in node.output}
     node = makers.get(output)
-    for _ in makers:  # a bound, because the graph may have a circle
+    for _ in makers:  # limited, because an invalid graph may have a cycle
         if node is None or node.op_type not in PASSING:
             break
         node = makers.get(node.input[0])

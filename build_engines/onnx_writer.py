@@ -12,7 +12,7 @@ from onnx import TensorProto, compose, helper, numpy_helper
 Array = NDArray[Any]
 Shape = Sequence[int | str | None]
 
-ML = "ai.onnx.ml"  # the operators of scikit-learn's models; no GPU computes them
+ML = "ai.onnx.ml"  # the domain of the operators for scikit-learn's models, which no GPU supports
 # The newest versions that all of skl2onnx's converters support. Triton 23.01 runs both. 17 is the
 # first version with LayerNormalization.
 OPSETS = {"": 17, ML: 3}
@@ -28,7 +28,7 @@ INPUT_TYPES = {
 
 
 def free_name(name: str, taken: Collection[str]) -> str:
-    """Return the name, with underscores appended as long as it is taken."""
+    """Return the name, with underscores appended until it is not `taken`."""
     while name in taken:
         name += "_"
     return name
@@ -36,7 +36,7 @@ def free_name(name: str, taken: Collection[str]) -> str:
 
 class Graph:
     """Collects inputs, nodes, constants and outputs. Inputs may have any names, such as those of a
-    table's columns, so other tensors avoid these names."""
+    table's columns. All other tensors get names that no input has."""
 
     def __init__(self) -> None:
         self.inputs: dict[str, onnx.ValueInfoProto] = {}
@@ -45,13 +45,13 @@ class Graph:
         self.outputs: list[onnx.ValueInfoProto] = []
 
     def input(self, name: str, datatype: str, shape: Shape) -> str:
-        """Add an input. All inputs come before the first node."""
+        """Add an input, and return its name. Add all inputs before the first node."""
         self.inputs[name] = helper.make_tensor_value_info(name, INPUT_TYPES[datatype], shape)
         return name
 
     def add(self, operator: str, *inputs: Any, output: str = "", **attributes: Any) -> str:
-        """Add a node, whose inputs are names of tensors, or values: arrays, or numbers, which are
-        INT64 or FP64. Return the name of its output."""
+        """Add a node. Its inputs are names of tensors or constants: arrays, or numbers, which
+        become INT64 or FP64. Return the name of its output."""
         names = [each if isinstance(each, str) else self.constant(each) for each in inputs]
         output = output or f"{operator}_{len(self.nodes)}"
         output = free_name(output, self.inputs)
@@ -59,8 +59,8 @@ class Graph:
         return output
 
     def insert(self, part: onnx.ModelProto, tensor: str) -> dict[str, str]:
-        """Add the nodes of a model with one input, which gets `tensor`. Return {output's name: its
-        tensor}."""
+        """Add the nodes of a model with one input, and connect the input to `tensor`. Return the
+        names of the model's outputs, each with the name of its tensor in this graph."""
         prefix = f"part_{len(self.nodes)}_"
         while any(name.startswith(prefix) for name in self.inputs):
             prefix += "_"
@@ -76,22 +76,22 @@ class Graph:
         return self.add("Cast", tensor, to=kind)
 
     def constant(self, value: Any, name: str = "") -> str:
-        """Add a constant, only once for each `name`. Return its name."""
+        """Add a constant, unless one with this `name` has been added. Return its name."""
         name = name or free_name(f"constant_{len(self.constants)}", self.inputs)
         if name not in self.constants:
             self.constants[name] = numpy_helper.from_array(np.asarray(value, order="C"), name)
         return name
 
     def output(self, name: str, shape: Shape | None = None) -> None:
-        """Declare a tensor as an output of FP32. Without a `shape`, leave its type open:
-        set_shapes of tables/repair.py determines it by a run."""
+        """Declare a tensor as an output. With a `shape`, it is FP32. Without one, its type stays
+        open, and set_shapes in tables/repair.py determines it with a run."""
         value = onnx.ValueInfoProto(name=name)
         if shape is not None:
             value = helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
         self.outputs.append(value)
 
     def model(self, name: str) -> onnx.ModelProto:
-        """Return the whole model."""
+        """Return the complete ONNX model."""
         graph = helper.make_graph(
             self.nodes,
             name,
@@ -108,8 +108,8 @@ class Graph:
 
 
 class ImageGraph(Graph):
-    """A convolutional network that takes `images`, UINT8 RGB [n, 3, side, side]; `x` is (pixel -
-    mean) · scale."""
+    """Builds a convolutional network. Its input `images` is UINT8 RGB [n, 3, side, side], and `x`
+    is the normalized input, (pixel - mean) · scale."""
 
     def __init__(self, side: int, mean: float, scale: float) -> None:
         super().__init__()
@@ -127,8 +127,8 @@ class ImageGraph(Graph):
         return parts
 
     def save(self, path: Path, output: str, shape: Sequence[int]) -> None:
-        """Write the file; `output` is the tensor that the network returns, `shape` its shape
-        without the batch."""
+        """Write the file. `output` is the tensor that the network returns, and `shape` is its shape
+        without the batch dimension."""
         self.output(output, ["batch", *shape])
         model = self.model("network")
         onnx.checker.check_model(model, full_check=True)
@@ -136,7 +136,8 @@ class ImageGraph(Graph):
 
 
 def folded(weights: Array, norm: Mapping[str, Array], epsilon: float) -> tuple[Array, Array]:
-    """Return the weights and the bias of a convolution that computes its batch norm too."""
+    """Fold a batch norm into the convolution before it. Return the convolution's new weights and
+    bias."""
     gain = norm["gamma"] / np.sqrt(norm["variance"] + epsilon)
     bias = norm["beta"] - norm["mean"] * gain
     return weights * gain[:, None, None, None], bias

@@ -1,6 +1,7 @@
-"""Checks a finished folder, loads it into a tritonserver, and moves it into the repository.
+"""Checks a finished folder, loads it into a tritonserver as a test, and moves it into the
+repository.
 
-A folder is made in a scratch folder, which is renamed when it is complete.
+A folder is built under a temporary name, and renamed when it is complete.
 """
 
 import contextlib
@@ -27,10 +28,10 @@ STALE = 86400  # seconds
 
 @contextmanager
 def scratch_folder(parent: Path) -> Iterator[Path]:
-    """Yield a new folder in `parent` that Triton and the tools ignore. In the end, remove it if it
-    is still there, and `parent` if that is new too and empty.
+    """Yield a new folder in `parent` that Triton and this project's tools ignore. On exit, remove
+    it if it still exists, and also remove `parent` if it was created here and is empty.
 
-    Also remove such folders that killed builds left more than a day ago.
+    Folders that killed builds left behind are removed when they are more than a day old.
     """
     new = not parent.exists()
     parent.mkdir(parents=True, exist_ok=True)
@@ -50,13 +51,14 @@ def scratch_folder(parent: Path) -> Iterator[Path]:
 
 def check(folder: Path, name: str) -> None:
     """Check the folder of the model `name` as `serve --check` does. Raise BuildError with the first
-    finding."""
+    problem."""
     for finding in check_models(Settings.from_env({}), {name: folder}):
         raise BuildError(f"the model would not be served: {finding.removeprefix(f'{name}: ')}")
 
 
 def installed_backends() -> set[str]:
-    """Return the names of tritonserver's backends. Raise FileNotFoundError without tritonserver."""
+    """Return the names of tritonserver's backends. Raise FileNotFoundError if tritonserver is not
+    installed."""
     binary()
     return {path.name for path in backend_directory().iterdir()}
 
@@ -65,8 +67,8 @@ def load(
     folder: Path, request: Request, find_backends: Callable[[], set[str]] = installed_backends
 ) -> None:
     """Load the finished folder into a tritonserver, and test it with its example. Raise BuildError
-    if it would not be served. Print why it cannot be loaded here, or that it was not loaded as on a
-    GPU."""
+    if the model would not be served. If it cannot be loaded on this machine, or only with its CPU
+    configuration, print that."""
     settings, target = Settings.from_env({}), request.model_folder
     others = target.parent
     try:
@@ -104,8 +106,9 @@ def add_users_files(folder: Path, target: Path) -> None:
 
 
 def publish(folder: Path, target: Path) -> None:
-    """Rename the complete folder to `target`, and replace what `target` was. A process that is
-    killed between the two renames leaves the replaced folder as `.old-NAME-PID` beside it."""
+    """Move the complete folder to `target`, and replace the folder that is there. If the process is
+    killed between the two renames, the replaced folder is left beside `target` as
+    `.old-NAME-PID`."""
     old = target.with_name(f".old-{target.name}-{os.getpid()}")
     if target.exists():
         target.rename(old)

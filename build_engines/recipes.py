@@ -1,12 +1,13 @@
-"""Lists the models that can be built by name: their weights come with the project or a Python
-package."""
+"""Lists the models that can be built by name, because their weights come with the project or a
+Python package."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """A row of RECIPES. `client` is also the family that reads the weights."""
+    """Describes a model that can be built by name. `client` is its client, and also selects the
+    family that reads its weights."""
 
     summary: str
     client: str

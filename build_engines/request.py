@@ -1,9 +1,10 @@
 # ruff: noqa: RUF009  (`option` is a field of the dataclass)
-"""Declares what `build` can be asked for. Each field is also a flag of the command line.
+"""Declares the options of `build`. Each field of Request is also a flag of the command line.
 
-Two defaults of the command line differ (request_of in __main__.py): `target` is tensorrt if this
-machine has trtexec and a GPU, and `load` is true. In code, such defaults would depend on the
-machine, or start a server."""
+Two defaults of the command line are different (request_of in __main__.py): `target` is tensorrt if
+this machine has trtexec and a GPU, and `load` is true. As defaults of the class, they would make
+its users depend on the machine, or start a server.
+"""
 
 import argparse
 from collections.abc import Mapping
@@ -54,10 +55,11 @@ def pair(text: str) -> tuple[str, str]:
 
 @dataclass(frozen=True)
 class Request:
-    """What to build. If a field is 0, -1, "" or (), the family or Triton chooses its value.
+    """Describes what to build. If a field is 0, -1, "" or (), the family or Triton chooses its
+    value.
 
-    `model` is a recipe's name or the user's own. build.json records the fields by name: if they
-    change, a model is built again. A client's name may have hyphens.
+    `model` is the name of a recipe, or a name that the user chose. build.json records all fields,
+    and the model is built again if one of them changes. The name of a client may contain hyphens.
     """
 
     model: str
@@ -166,8 +168,8 @@ class Request:
 
     @property
     def model_folder(self) -> Path:
-        """Return the folder to build. Unless it is named, INT8 for a CPU gets a name of its own, so
-        that both precisions can be served."""
+        """Return the model's folder. Unless --name sets the name, INT8 for a CPU gets a different
+        one than fp32, so that both can be served."""
         is_second = self.precision == "int8" and self.target not in ON_A_GPU
         usual = f"{self.model}_int8" if is_second else self.model
         return self.repository / (self.name or usual)

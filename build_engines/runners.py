@@ -1,6 +1,6 @@
 """Runs a model's file outside Triton, with the options of its backend.
 
-ONNX Runtime runs in this process, OpenVINO in one of its own, and a TensorRT plan through trtexec.
+ONNX Runtime runs in this process, OpenVINO in a separate process, and a TensorRT plan in trtexec.
 """
 
 from collections.abc import Callable, Mapping
@@ -32,7 +32,7 @@ class OnnxFile:
     """A Runner for an ONNX file, in ONNX Runtime on the CPU."""
 
     def __init__(self, path: Path) -> None:
-        """Raise BuildError if the file cannot be loaded."""
+        """Load the file. Raise BuildError if that fails."""
         try:
             self.session = onnx_session.load(path, onnx_session.SessionSettings.from_config({}))
         except (ValueError, FileNotFoundError) as err:
@@ -48,8 +48,8 @@ class OnnxFile:
 
 
 def openvino_runner(path: Path, parameters: Mapping[str, str]) -> Runner:
-    """Return the Runner of an ONNX file in OpenVINO. It runs in a process of its own, because
-    OpenVINO has crashed in one process with ONNX Runtime."""
+    """Return a Runner for an ONNX file in OpenVINO. It starts a separate process, because OpenVINO
+    has crashed in a process that also ran ONNX Runtime."""
     pool = ProcessPoolExecutor(1, mp_context=get_context("spawn"))
 
     def run(feed: Tensors) -> Tensors:
@@ -78,7 +78,8 @@ def _compiled(path: Path, parameters: tuple[tuple[str, str], ...]) -> Any:
 def _infer_by_openvino(
     path: Path, parameters: tuple[tuple[str, str], ...], feed: Tensors
 ) -> Tensors:
-    """Start a run and wait for it. openvino_engine.py says why `infer` is not used."""
+    """Run the model once, and return its outputs. openvino_engine.py explains why `infer` is not
+    used."""
     compiled = _compiled(path, parameters)
     request = compiled.create_infer_request()
     inputs = {name for port in compiled.inputs for name in port.names}
@@ -98,9 +99,9 @@ RUNNERS: dict[str, Callable[[Path], Runner]] = {
 
 
 def runner_of(stored: StoredModel) -> Runner:
-    """Return the Runner of the model's newest version, by the engine that its configuration names.
+    """Return a Runner for the model's newest version, on the engine that its configuration names.
 
-    Raise BuildError for a platform that only Triton runs.
+    Raise BuildError for a platform that only Triton can run.
     """
     platform = stored.config.platform
     if platform not in RUNNERS:
@@ -114,15 +115,15 @@ def runner_of(stored: StoredModel) -> Runner:
 
 
 def row_of(model: Model, rows: Tensors) -> Tensors:
-    """Return a client's rows as the model's file takes them: without the batch dimension if it
-    takes no batches."""
+    """Return the rows that a client prepared in the form that the model's file takes: without the
+    batch dimension if it takes no batches."""
     if model.max_batch_size:
         return rows
     return {spec.name: rows[spec.name][0] for spec in model.inputs}
 
 
 def rows_of(model: Model, outputs: Tensors) -> Tensors:
-    """Return the file's outputs as the client takes them: with a batch dimension."""
+    """Return the file's outputs in the form that the client takes: with a batch dimension."""
     if model.max_batch_size:
         return outputs
     return {name: array[None] for name, array in outputs.items()}
@@ -131,7 +132,8 @@ def rows_of(model: Model, outputs: Tensors) -> Tensors:
 def example_feed(model: Model | ModelSpec, batch: int, length: int = 16) -> Tensors:
     """Return random tensors (with a fixed seed) for every input.
 
-    A dimension that varies is `length`, or the shorter side of images that keep their proportions.
+    Variable dimensions have the size `length` or, for images that keep their proportions, the size
+    of the shorter side.
     """
     if keeps_ratio(model.parameters):
         length = int(model.parameters["resize_to"].partition(",")[0])

@@ -19,8 +19,7 @@ SESSION = "session."  # the prefix of ONNX Runtime's own settings
 
 def check_settings(client: str, names: Iterable[str]) -> None:
     """Raise UsageError for a setting that neither the client nor a backend has. The message says
-    what replaces a removed setting, and suggests the most similar known name for an unknown
-    setting."""
+    what replaces a removed setting. For an unknown name, it suggests the most similar known one."""
     own: set[str] = set()
     whose = "a backend (name the --client for its own)"
     if client:

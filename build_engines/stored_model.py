@@ -1,4 +1,4 @@
-"""Reads a built model folder back: its configuration, its newest version, its client."""
+"""Reads a model folder that was built before: its configuration, its newest version, its client."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,8 +17,8 @@ from serving.repository.model_config import Unreadable, read_merged
 
 @dataclass(frozen=True)
 class StoredModel:
-    """A model's folder, read back. `config` is the ModelConfig that this machine uses; `record` is
-    the content of build.json ({} without one)."""
+    """A model folder that was built before. `config` is the ModelConfig that this machine uses.
+    `record` is the content of build.json, or {} if there is none."""
 
     folder: Path
     config: Any

@@ -1,4 +1,4 @@
-"""Finds the weights that --weights names (a file or folder, or a model of the Hugging Face hub),
+"""Finds the weights that --weights names (a file, a folder, or a model on the Hugging Face hub),
 and recognizes their kind."""
 
 import json
@@ -14,7 +14,7 @@ from build_engines.build_record import digest, digest_of_files
 from build_engines.errors import BuildError, UsageError, first_line
 from build_engines.request import Request
 
-# Kinds of weights, each as error messages call it
+# Kinds of weights, as error messages name them
 OWN = "a recipe's own weights"  # they come with the project or a Python package
 ONNX_FILE = "an ONNX file"
 TORCHSCRIPT_FILE = "a TorchScript file"
@@ -78,11 +78,12 @@ HUB_FILES = (  # patterns of the files that are fetched from the hub
 
 
 class Weights:
-    """A file or folder with weights or, without a `path`, a recipe's own weights. An ONNX file's
-    graph and a folder's config.json are parsed once."""
+    """Weights in a file or folder, or a recipe's own weights if there is no `path`. The graph of an
+    ONNX file and the config.json of a folder are parsed only once."""
 
     def __init__(self, path: Path | None) -> None:
-        """Raise a BuildError that says what to do instead if the file or folder cannot be built."""
+        """Recognize the kind of weights. If the file or folder cannot be built, raise a BuildError
+        that says what to do instead."""
         self.kind = kind_of(path) if path else OWN
         self._path = path
 
@@ -207,7 +208,8 @@ def digest_of_path(path: Path) -> str:
 
 
 def from_hub(model: str) -> Path:
-    """Return the folder of a hub's model, from the cache or the network."""
+    """Return the folder of a model on the Hugging Face hub, from the local cache or the network.
+    Raise BuildError if it cannot be fetched."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 

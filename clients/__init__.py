@@ -1,7 +1,7 @@
-"""Turns requests into a model's tensors, and the model's outputs into predictions. There is one
-module, called a client, for each task; the `client` parameter in config.pbtxt names it.
+"""Converts requests to a model's tensors, and the model's outputs to predictions. Each task has a
+module, called a client. The parameter `client` in config.pbtxt names the module.
 
-A client of your own imports what it needs from here. These names are stable (docs/clients.md):
+A user's own client imports what it needs from here. These names are stable (docs/clients.md):
 
     from clients import TEXT, DecodingError, ModelClient, Parameter
 """

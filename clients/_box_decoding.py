@@ -1,12 +1,12 @@
-"""Decodes the boxes in a detector's output (`candidates`). The shapes of the network's outputs say
-which head it has (`head_of`).
+"""Decodes the boxes in a detector's output (`candidates`). Which head the network has follows from
+the shapes of its outputs (`head_of`).
 
     rows     [25200, 5+C]   cx, cy, w, h, objectness, class scores    YOLOv5
     columns  [4+C, 8400]    cx, cy, w, h, class scores                YOLOv5u, v8, v9, 11
     final    [300, 6]       xmin, ymin, xmax, ymax, score, class      YOLOv10, YOLO26, any with NMS
 
-After these values a box may have 32 mask coefficients, for prototypes [32, 160, 160] in a second
-output, or keypoints, which only the setting `keypoints` distinguishes from class scores. All other
+After these values, a box may have 32 mask coefficients, for prototypes [32, 160, 160] in a second
+output, or keypoints. Only the setting `keypoints` tells keypoints from class scores. All other
 heads are refused with a message that says what they are and what to do. Sources: the exporters of
 ultralytics/yolov5 (releases 6 and 7) and ultralytics 8.3, and their documentation of each task's
 output.
@@ -23,7 +23,7 @@ from serving.errors import InvalidRequest
 ROWS, COLUMNS, FINAL, AUTO = "yolov5", "yolov5u", "end2end", "auto"  # the setting `layout`
 # values before a box's class scores; FINAL has no class scores
 BOX = {ROWS: 5, COLUMNS: 4, FINAL: 6}
-MASKS = 32  # coefficients of a box in a segmentation head
+MASKS = 32  # mask coefficients of a box in a segmentation head
 POINTS = 17 * 3  # values of a person's keypoints in a pose head for COCO
 # Numbers of values that are probably not class scores alone: they equal COCO's 80 classes plus mask
 # coefficients, or the one class "person" plus keypoints.
@@ -31,7 +31,7 @@ STRANGE = {ROWS: (80 + MASKS,), COLUMNS: (80 + MASKS, 1 + POINTS)}
 ANGLE = 7  # columns of boxes after NMS with an angle, or with the number of the image
 # columns of boxes after NMS with mask coefficients, or with keypoints
 STRANGE_FINAL = (6 + MASKS, 6 + POINTS)
-MOST_FINAL = 1000  # most boxes after NMS; before NMS there are thousands
+MOST_FINAL = 1000  # maximum number of boxes after NMS; before NMS there are thousands
 MORE = "masks without their prototypes, keypoints, or the angle of an oriented box (obb)"
 REMEDY = (
     "name its classes (--labels) or its keypoints (--set keypoints=17,3), export the detection "
@@ -44,9 +44,9 @@ Shape = Sequence[int]
 
 @dataclass(frozen=True)
 class Head:
-    """The form of a detector's output. `layout` is ROWS, COLUMNS or FINAL. `classes` is the number
-    of classes, or -1 if the shape does not say. After its class scores, a box has `extras` further
-    values: `masks` mask coefficients, and then keypoints."""
+    """Describes the layout of a detector's output. `layout` is ROWS, COLUMNS or FINAL. `classes` is
+    the number of classes, or -1 if the shape does not determine it. After the class scores of a box
+    come `extras` further values: first `masks` mask coefficients, then keypoints."""
 
     layout: str
     classes: int
@@ -63,8 +63,8 @@ def head_of(
 ) -> Head:
     """Return the head of a network whose first output has this `shape`, without Triton's batch
     dimension, and whose other outputs have the shapes `others`. `layout` and `keypoints` are the
-    settings, `labels` is the number of labels, or 0 if they are unknown. Raise InvalidRequest if
-    the head is not supported."""
+    client's settings. `labels` is the number of labels, or 0 if there are none. Raise
+    InvalidRequest if the head is not supported."""
     table = without_batch(shape, 2)
     others = [without_batch(other, 3) for other in others]
     if len(table) != 2:
@@ -88,7 +88,7 @@ def head_of(
 
 
 def _flaw(table: Shape, head: Head, labels: int, is_guess: bool) -> str:
-    """Describe why a table is probably not the head's, or return "". `is_guess` is true if the head
+    """Return why a table probably does not have this head, or "". `is_guess` is true if the head
     was guessed from the shape alone."""
     wanted = BOX[FINAL] + head.extras
     if head.layout == FINAL:
@@ -109,8 +109,8 @@ def without_batch(shape: Shape, rank: int) -> Shape:
 
 
 def _likely_layout(table: Shape, extras: int, labels: int) -> str:
-    """Return the layout of a table whose boxes have `extras` values after the class scores: the one
-    with as many classes as there are `labels`, or else the one that the shape suggests."""
+    """Return the likely layout of a table: the one with as many classes as there are `labels`, or
+    else the one that the shape suggests. Each box has `extras` values after its class scores."""
     may_be_few = table[0] == -1 and labels > 1
     few = may_be_few or 0 < table[0] <= MOST_FINAL
     if few and table[1] == BOX[FINAL] + extras:
@@ -130,13 +130,13 @@ def refused(shape: Shape, flaw: str) -> InvalidRequest:
 
 
 def candidates(table: Array, head: Head, confidence: float) -> Floats:
-    """Return the boxes of a table with a score above `confidence`, each with its best class, as a
+    """Return the boxes of a table whose score is above `confidence`, each with its best class, as a
     table with the layout FINAL. Scores are compared in FP32, because NumPy would round `confidence`
-    to an FP16 table's datatype."""
+    to the datatype of an FP16 table."""
     if head.layout == FINAL:
         return _above(table, table[:, 4], confidence)
     if head.layout == ROWS:
-        # no score exceeds objectness
+        # no score is higher than the objectness, so other rows can be dropped first
         rows = _above(table, table[:, 4], confidence)
         end = rows.shape[1] - head.extras
         scores = rows[:, 5:end] * rows[:, 4:5]

@@ -1,4 +1,4 @@
-"""Places an image in a detector's input (letterbox) and drops overlapping boxes (NMS).
+"""Fits an image into a detector's input (letterbox), and drops overlapping boxes (NMS).
 
 Boxes are arrays [n,4] of xmin, ymin, xmax, ymax in pixels.
 """
@@ -43,8 +43,8 @@ def max_detections(default: int) -> Parameter:
 def detections_of(
     labels: Sequence[str], classes: Array, scores: Array, corners: Floats
 ) -> list[dict[str, Any]]:
-    """Return the reply's detections for class ids [n], scores [n], and boxes [n,4] in pixels of the
-    image."""
+    """Return the detections for the reply, given class ids [n], scores [n], and boxes [n,4] in
+    pixels of the image."""
     boxes = corners.astype(np.float64).round(2).tolist()
     return [
         {
@@ -73,9 +73,9 @@ class Letterbox:
 
     @classmethod
     def fit(cls, width: int, height: int, target_width: int, target_height: int) -> "Letterbox":
-        """Place an image by YOLOv5's rule: one scale for both sides, sizes rounded, padding on both
-        sides. If the padding is odd, the right and the bottom side get the larger half (YOLOv5
-        subtracts 0.1 before rounding)."""
+        """Place an image as YOLOv5 does: both sides have the same scale, sizes are rounded, and the
+        padding is split between opposite sides. If the padding is odd, the right or the bottom side
+        gets the larger part (YOLOv5 subtracts 0.1 before rounding)."""
         scale = min(target_width / width, target_height / height)
         new_width = max(round(width * scale), 1)
         new_height = max(round(height * scale), 1)
@@ -112,12 +112,12 @@ class Letterbox:
 
 
 def nms(boxes: Floats, scores: Floats, classes: Array, iou: float, limit: int) -> Indices:
-    """Return the indices of at most `limit` boxes, best score first: greedy non-maximum suppression
-    within each class.
+    """Return the indices of at most `limit` boxes, best score first, after greedy non-maximum
+    suppression within each class.
 
-    A box is dropped if its IoU with a better box of its class is above `iou`. Of two equal scores,
-    the first is better. A box without an area drops no other and is never dropped. (ONNX's
-    NonMaxSuppression does the same.)
+    A box is dropped if its IoU with a better box of its class is above `iou`. If two scores are
+    equal, the first box is the better one. A box without an area drops no other box and is never
+    dropped. (ONNX's NonMaxSuppression does the same.)
     """
     sides = boxes[:, 2:] - boxes[:, :2]
     areas: Floats = sides.clip(0).prod(1)

@@ -1,4 +1,5 @@
-"""Turns the cells of a table's rows into arrays: numbers, strings or booleans, from JSON or CSV."""
+"""Converts the cells of a table's rows, from JSON or CSV, to arrays of numbers, strings or
+booleans."""
 
 import math
 from collections.abc import Collection, Sequence
@@ -26,18 +27,15 @@ INTEGERS: dict[str, Any] = {
 }
 DTYPES: dict[str, Any] = {**FLOATS, **INTEGERS, "BOOL": np.bool_, "BYTES": np.object_}
 WORDS = {"true": True, "1": True, "false": False, "0": False}
-LONGEST_WORD = 10  # only this many characters of a cell are compared with WORDS
+LONGEST_WORD = 10  # only this many first characters of a cell are compared with WORDS
 
 
 def array_of(
     rows: Sequence[Row], datatype: str, missing: Sequence[bool], names: Sequence[str]
 ) -> Array:
     """Return rows of equal length as an array [rows, cells] of `datatype`. `missing` says for each
-    column whether its cells may be empty.
-
-    Raise a DecodingError with the row's number if a cell is invalid. Its field is the one of
-    `names` that the cell's column has.
-    """
+    column whether its cells may be empty. `names` are the columns' names for error messages. Raise
+    a DecodingError with the column's name and the row's number if a cell is invalid."""
     whole = _floats(rows, FLOATS[datatype], missing) if datatype in FLOATS else None
     if whole is not None:
         return whole
@@ -70,7 +68,7 @@ def _floats(rows: Sequence[Row], dtype: Any, missing: Sequence[bool]) -> Array |
 
 def categories_of(file: Path, datatypes: Sequence[str]) -> list[Collection[Any] | None]:
     """Return for each column its known categories, converted as `array_of` converts cells, or None
-    if other cells are allowed too. The build writes `file` if an encoder refuses unknown
+    if the column accepts any value. The build writes `file` if an encoder rejects unknown
     categories."""
     columns: list[Any] = [None] * len(datatypes)
     if file.exists():
@@ -138,8 +136,8 @@ def _float(cell: Any, datatype: str, missing: bool) -> float:
 
 
 def _number(cell: Any) -> float:
-    """Return the cell as a number: NaN if it is empty, and 1 or 0 for True or False, which is how
-    pandas writes booleans to CSV."""
+    """Return the cell as a number. An empty cell is NaN. True and False are 1 and 0, because pandas
+    writes booleans to CSV as these words."""
     if is_empty(cell):
         return math.nan
     is_text = isinstance(cell, str)
@@ -156,8 +154,8 @@ def _number(cell: Any) -> float:
 
 
 def _integer(cell: Any, datatype: str) -> int:
-    """Read a whole number. Read digits exactly, because a float holds no more than 16 digits. Read
-    3.0 as 3."""
+    """Return the cell as an integer. Digits are read exactly, because a float holds at most 16 of
+    them. 3.0 is read as 3."""
     is_exact = isinstance(cell, int) or (isinstance(cell, str) and "_" not in cell)
     try:
         value = int(cell) if is_exact else _number(cell)

@@ -7,7 +7,7 @@ from PIL import Image, ImageColor, ImageDraw, ImageFont
 
 Colour = tuple[int, int, int]
 VEIL = 110  # opacity of a mask, out of 255
-# in pixels; an image of 120 megapixels has it. Letters are six strokes high.
+# in pixels, reached by an image of 120 megapixels. Letters are six strokes high.
 WIDEST_STROKE = 32
 SEEN = 0.5  # keypoints with a lower score are not drawn
 
@@ -20,7 +20,7 @@ def draw(image: Image.Image, detections: Sequence[Mapping[str, Any]]) -> Image.I
     drawing = ImageDraw.Draw(picture)
     usual = round(sum(picture.size) * 0.0015)
     stroke = min(max(usual, 2), WIDEST_STROKE)
-    worst_first = detections[::-1]  # so that the best is on top
+    worst_first = detections[::-1]  # so that the best detections are on top
     for detection in worst_first:
         for polygon in detection.get("polygons", ()):
             veil.polygon(polygon, fill=(*class_colour(detection["class_id"]), VEIL))
@@ -38,7 +38,7 @@ def _draw_frame(
     drawing: ImageDraw.ImageDraw, right: int, detection: Mapping[str, Any], stroke: int
 ) -> None:
     x0, y0, x1, y1 = detection["box"].values()
-    # a network may swap corners
+    # a network may return swapped corners
     left, right_edge = sorted((x0, x1))
     top, bottom = sorted((y0, y1))
     colour = class_colour(detection["class_id"])
@@ -56,8 +56,8 @@ def _draw_frame(
 
 
 def class_colour(class_id: int) -> Colour:
-    """Return a strong colour for the class. Hues of successive class ids are a golden angle apart,
-    so that neighboring classes differ."""
+    """Return a vivid colour for the class. The hues of consecutive class ids are a golden angle
+    apart, so their colours are easy to distinguish."""
     hue = class_id * 0.618034 % 1
     red, green, blue, *_ = ImageColor.getrgb(f"hsv({360 * hue:.2f}, 85%, 90%)")
     return red, green, blue

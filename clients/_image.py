@@ -1,5 +1,5 @@
 """Defines the base class of clients that take one image. It resizes, crops and normalizes the image
-by the settings of clients/_image_settings.py."""
+according to the settings in clients/_image_settings.py."""
 
 from collections.abc import Sequence
 
@@ -20,11 +20,11 @@ AMPLE = 1.4
 
 
 class ImageClient(ModelClient):
-    """A model whose first input, whatever its name, is one image."""
+    """Serves a model whose first input is an image. The input may have any name."""
 
     codec = IMAGE
     example = EXAMPLE
-    # whether answers are in pixels of the image as sent, which is then decoded at full size
+    # whether predictions refer to pixels of the original image, which is then decoded at full size
     answers_in_pixels = False
     settings: tuple[Parameter, ...] = SETTINGS
 
@@ -39,16 +39,16 @@ class ImageClient(ModelClient):
         self.resize = RULES[options["resize"]]
 
     def prepare(self, instances: Sequence[Image.Image], parameters: Values) -> Tensors:
-        """Return the input [n, *its shape]. Raise DecodingError for an image too narrow for
-        keep_ratio."""
+        """Return the input for n images, [n, *its shape]. Raise DecodingError for an image that is
+        too narrow for keep_ratio."""
         pixels = [self.fit(image) for image in instances]
         # a single image is not copied
         stacked = np.stack(pixels) if len(pixels) > 1 else pixels[0][None]
         return {self.input.name: self.normalize(stacked)}
 
     def fit(self, image: Image.Image) -> Pixels:
-        """Return an RGB image as pixels [height, width, channels] in the network's size and channel
-        order."""
+        """Resize and crop an RGB image. Return its pixels [height, width, channels] in the channel
+        order of the network."""
         grey = self.frame.channels == 1
         if grey:
             image = image.convert("L")
@@ -73,7 +73,7 @@ class ImageClient(ModelClient):
         return values[:, None] if frame.own_batch else values
 
     def finite(self, outputs: Tensors, name: str) -> Floats:
-        """Return an output as FP32. Raise InferenceFailed if it is not finite."""
+        """Return an output as FP32. Raise InferenceFailed if it has infinite or NaN values."""
         values: Floats = outputs[name].astype(np.float32, copy=False)
         if not np.isfinite(values).all():
             raise InferenceFailed(f"output '{name}' of model '{self.model.name}' is not finite")
@@ -87,7 +87,7 @@ class ImageClient(ModelClient):
 
     def of_each(self, outputs: Tensors, name: str) -> Floats:
         """Return an output as FP32 with one row for each image, even if the network has a batch
-        dimension of its own. Raise InferenceFailed if it is not finite."""
+        dimension of its own. Raise InferenceFailed if it has infinite or NaN values."""
         values = self.finite(outputs, name)
         if self.frame.own_batch and values.shape[1:2] == (1,):
             return values[:, 0]

@@ -1,7 +1,8 @@
-"""Decides how an image becomes a network's input, from the input's shape and datatype and from
-SETTINGS, which `parameters` in config.pbtxt set (docs/clients.md has their table).
+"""Determines how an image becomes a network's input. This depends on the input's shape and
+datatype, and on SETTINGS, whose values are `parameters` in config.pbtxt (see the table in
+docs/clients.md).
 
-The network gets `(pixel · scale - mean) / std`, or the pixels themselves when its input is UINT8.
+The network gets `(pixel · scale - mean) / std`, or the pixels themselves if its input is UINT8.
 """
 
 from collections.abc import Sequence
@@ -15,7 +16,8 @@ from clients.base import Floats, Parameter, TensorSpec, Values
 from serving.codecs import decode_base64
 from serving.errors import InvalidRequest
 
-KEEP_RATIO = "keep_ratio"  # the value of `resize` with which each image has a size of its own
+# the value of `resize` for which the size of the network's input depends on the image
+KEEP_RATIO = "keep_ratio"
 INTERPOLATIONS = {method.name.lower(): method for method in Image.Resampling}
 FLOAT_TYPES = {"FP16": np.float16, "FP32": np.float32, "FP64": np.float64}
 SETTINGS = (
@@ -60,7 +62,7 @@ SETTINGS = (
         "std", (0.229, 0.224, 0.225), "divisor applied after mean is subtracted", minimum=1e-6
     ),
 )
-# the settings of a client whose answers are about the whole image
+# the settings of a client whose predictions cover the whole image
 WHOLE = tuple(
     replace(each, default="stretch") if each.name == "resize" else each for each in SETTINGS
 )
@@ -72,13 +74,14 @@ Size = tuple[int, int]  # height and width
 
 @dataclass(frozen=True, eq=False)
 class Frame:
-    """The form of the network's input. `size` is (height, width), or (-1, -1) if each image has a
-    size of its own.
+    """Describes the network's input. `size` is (height, width), or (-1, -1) if it depends on the
+    image.
 
     `own_batch` says that the model's shape includes a batch dimension although max_batch_size is 0.
-    An image is resized to `resized` before its centre is cropped to `size`. With shortest, the
-    image covers `resized`; with keep_ratio, `resized` is the shorter side and the limit of the
-    longer one. Per channel, pixel · `gain` + `offset` is (pixel · scale - mean) / std.
+    An image is resized to `resized` before its centre is cropped to `size`. With the setting
+    resize=shortest, the image covers `resized`; with keep_ratio, `resized` is the shorter side and
+    the limit of the longer one. Per channel, pixel · `gain` + `offset` is (pixel · scale - mean) /
+    std.
     """
 
     size: Size
@@ -131,9 +134,9 @@ def frame_of(spec: TensorSpec, options: Values, max_batch_size: int) -> Frame:
 
 
 def check_whole(options: Values, frame: Frame) -> None:
-    """Raise InvalidRequest unless the network gets exactly the whole image. With `exact` the image
-    may be cropped, because transformers' pipelines also crop it, and stretch the answer for the
-    centre over the whole image."""
+    """Raise InvalidRequest unless the network gets exactly the whole image. With the setting
+    `exact`, the image may also be cropped, as in transformers' pipelines, which stretch the
+    prediction for the centre over the whole image."""
     stretches = options["resize"] == "stretch" and frame.resized == frame.size
     whole = keeps_ratio(options) or stretches
     if not whole and (not options["exact"] or options["resize"] == "pad"):
@@ -157,8 +160,8 @@ def _channels_last(spec: TensorSpec, shape: Sequence[int], layout: str) -> bool:
 
 
 def _size(spec: TensorSpec, shape: Size, options: Values) -> Size:
-    """Return (height, width) from the setting, checked against the shape, or from the shape
-    alone."""
+    """Return (height, width) from the setting `size`, which must match the input's shape, or else
+    from the shape alone. Raise InvalidRequest if they contradict each other."""
     setting = options["size"]
     if keeps_ratio(options):
         if setting or shape != (-1, -1):
@@ -185,8 +188,8 @@ def _size(spec: TensorSpec, shape: Size, options: Values) -> Size:
 
 
 def _resized(size: Size, options: Values) -> Size:
-    """Return the frame's `resized`: an image's size before its centre is cropped to `size`. Raise
-    InvalidRequest if the setting `resize_to` is invalid."""
+    """Return the size to which an image is resized before its centre is cropped to `size`
+    (Frame.resized). Raise InvalidRequest if the setting `resize_to` is invalid."""
     sizes = options["resize_to"]
     if keeps_ratio(options):
         if len(sizes) != 2:

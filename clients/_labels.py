@@ -1,4 +1,4 @@
-"""Reads the labels of a model's classes, and finds the output that has a score for each of them."""
+"""Reads the labels of a model's classes, and finds the output that has a score for each class."""
 
 import re
 from collections.abc import Sequence
@@ -12,16 +12,16 @@ LABELS = Parameter("labels", DEFAULT_LABELS, "file of labels in the model's fold
 
 
 def labels_of(model: Model, filename: str, setting: str = "labels") -> list[str]:
-    """Return the labels in `filename`, in the order of the class ids, without blanks around them,
-    or an empty list if the file does not exist. If config.pbtxt names the missing file in
-    `setting`, raise OSError."""
+    """Return the labels in `filename`, in the order of the class ids, without surrounding blanks.
+    If the file does not exist, return an empty list, or raise OSError if config.pbtxt names the
+    file in `setting`."""
     return [name.strip() for name in names_of(model, filename, setting) if name.strip()]
 
 
 def names_of(model: Model, filename: str, setting: str) -> list[str]:
-    """Return the lines of `filename`, without blank lines at the end. Keep the blanks around a
-    name, because a model's own names of columns and classes may have them. Only a line feed ends a
-    line. A missing file is handled as in labels_of."""
+    """Return the lines of `filename`, without blank lines at the end. Blanks around a name are
+    kept, because they may be part of a model's own names of columns and classes. Only a line feed
+    ends a line. A missing file is handled as in labels_of."""
     file = model.file(filename)
     if setting not in model.parameters and not file.exists():
         return []
@@ -38,8 +38,8 @@ def label_of(labels: Sequence[str], class_id: int) -> str:
 
 
 def labels_mismatch(model: Model, labels: Sequence[str], output: str, classes: int) -> str:
-    """Return the error message if there are not as many labels as classes. Return "" if there are,
-    or if one of the two numbers is unknown."""
+    """Return an error message if the numbers of labels and classes differ, or "" if they are equal
+    or one of them is unknown."""
     if not labels or classes in (-1, len(labels)):
         return ""
     return (
@@ -49,9 +49,9 @@ def labels_mismatch(model: Model, labels: Sequence[str], output: str, classes: i
 
 
 def scores_output(model: Model, labels: int) -> TensorSpec:
-    """Return the output that has a score for each class. Of several outputs, take the first with as
-    many scores as there are `labels`, or else the first named logits or probabilities, or else the
-    model's first. Raise InvalidRequest if that is ambiguous."""
+    """Return the output that has a score for each class. If there are several outputs, choose the
+    first with as many scores as there are `labels`, or else the first that is named logits or
+    probabilities, or else the first output. Raise InvalidRequest if the choice is ambiguous."""
     if len(model.outputs) == 1:
         return model.outputs[0]
     counts = {}  # number of scores, for each output that has one list per instance

@@ -14,15 +14,15 @@ from clients._boxes import Letterbox
 from clients.base import Array, Floats, in_time
 
 Polygons = list[list[float]]
-MOST_PIXELS = 2**21  # pixels of a map of classes
+MOST_PIXELS = 2**21  # maximum number of pixels in a map of classes
 
 
 def outlines(
     boxes: Floats, coefficients: Floats, prototypes: Array, fit: Letterbox
 ) -> list[Polygons]:
     """Return the outer edges of each box's mask as lists [x1, y1, x2, y2, …] in pixels of the
-    image, the largest first. `boxes` [n,4] are in the network's input, `coefficients` are [n,M],
-    `prototypes` are [M,height,width]."""
+    image, largest first. `boxes` [n,4] are in pixels of the network's input. `coefficients` are
+    [n,M], and `prototypes` are [M,height,width]."""
     flat = prototypes.astype(np.float32).reshape(len(prototypes), -1)
     return [
         _outline(box, (row @ flat).reshape(prototypes.shape[1:]), fit)
@@ -53,8 +53,8 @@ def _outline(box: Sequence[float], levels: Floats, fit: Letterbox) -> Polygons:
 
 
 def _in_image(edge: Array, fit: Letterbox) -> list[float]:
-    """Return the edge as [x1, y1, x2, y2, …] in pixels of the image, from the centres of its
-    pixels."""
+    """Return an edge as [x1, y1, x2, y2, …] in pixels of the image. The points are the centres of
+    the edge's pixels."""
     centres = edge.reshape(-1, 2).astype(np.float32) + 0.5
     points = fit.points_to_image(centres).astype(np.float64).round(2)
     numbers: list[float] = points.ravel().tolist()
@@ -62,11 +62,11 @@ def _in_image(edge: Array, fit: Letterbox) -> list[float]:
 
 
 def _enlarged(levels: Floats, part: tuple[int, int, int, int], fit: Letterbox) -> Array:
-    """Enlarge a part of the map bilinearly to the network's input."""
+    """Enlarge a part of a mask bilinearly to the size that it has in the network's input."""
     left, top, right, bottom = part
     height, width = levels.shape
-    # in the map's coordinates: the step between adjacent pixels of the input, and the position of
-    # the part's first pixel
+    # in coordinates of the mask: the distance between adjacent pixels of the input, and the
+    # position of the part's first pixel
     step = np.array([width / fit.target_width, height / fit.target_height])
     first = (np.array([left, top]) + 0.5) * step - 0.5
     grid = np.column_stack((np.diag(step), first))

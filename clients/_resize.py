@@ -1,4 +1,4 @@
-"""Resizes an image to a network's input, by the rule that the setting `resize` names."""
+"""Resizes an image to a network's input, in the way that the setting `resize` names."""
 
 from PIL import Image
 
@@ -9,14 +9,15 @@ from serving.errors import DecodingError
 # A resized side may be at most this many times as long as its target. Otherwise, resizing a long,
 # narrow image before cropping it would take gigabytes.
 RIBBON = 16
-# interpolations that copy whole pixels, so that a rounding difference can copy another pixel
+# interpolations that copy pixels, so that a small rounding difference can select another pixel
 STEPS = ("nearest", "box")
 
 
 def shortest(image: Image.Image, frame: Frame, options: Values) -> Image.Image:
     """Resize the image to cover `frame.resized`, then crop the centre, as torchvision and
-    transformers do for ImageNet. Unless `exact` is set, compute only the crop: Pillow then takes
-    two thirds of the time, and rounding differs less than between torchvision's own two methods."""
+    transformers do for ImageNet. Unless `exact` is set, compute only the crop. Pillow then needs a
+    third less time, and the result differs by less than the results of torchvision's own two
+    methods do."""
     width, height = image.size
     least_height, least_width = frame.resized
     covering = (least_height * width // height, least_height)
@@ -51,8 +52,8 @@ def _centre(sides: tuple[int, int], size: Size) -> tuple[int, int, int, int]:
 
 
 def pad(image: Image.Image, frame: Frame, options: Values) -> Image.Image:
-    """Scale the image to fit `frame.size`, and put it in the middle of a background of the grey
-    level `pad_value`."""
+    """Scale the image to fit into `frame.size`, and place it in the centre of a background with the
+    grey level `pad_value`."""
     target_height, target_width = frame.size
     factor = min(target_height / image.height, target_width / image.width)
     height = max(1, round(image.height * factor))
@@ -81,8 +82,8 @@ def keep_ratio(image: Image.Image, frame: Frame, options: Values) -> Image.Image
 
 
 def kept_ratio(height: int, width: int, shorter: int, longer: int, divisor: int) -> Size:
-    """Return the size to which transformers resizes an image of this size:
-    get_size_with_aspect_ratio or, with a divisor, YOLOS' version of it."""
+    """Return the size to which transformers resizes an image of this size, with
+    get_size_with_aspect_ratio or, if there is a divisor, with YOLOS' version of that function."""
     least = min(height, width)
     share = float(shorter)
     if max(height, width) / least * shorter > longer:

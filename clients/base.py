@@ -1,6 +1,6 @@
-"""Defines what a client is: data and two pure functions. Worker threads share a client, so it keeps
-no request's state on `self`. A loop whose length depends on the caller's data calls `check_time`,
-which ends the request when its time is over.
+"""Defines what a client is: data and two pure functions. Worker threads share a client, so it
+stores nothing about a request in `self`. Loops whose length depends on the caller's data call
+`check_time`, which ends a request whose deadline has passed.
 
 bytes --codec--> instance --prepare--> tensors --Triton--> outputs --postprocess--> prediction
       DecodingError       InvalidRequest          InferenceFailed …             (JSON)
@@ -33,8 +33,8 @@ Values = Mapping[str, Any]  # of parameters or settings, by name
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """One tensor of a model: `datatype` in Triton's spelling (FP32, INT64, BYTES …), `shape`
-    without the batch dimension, -1 for a variable dimension."""
+    """Describes a tensor of a model. `datatype` is Triton's name for the type (FP32, INT64, BYTES
+    …). `shape` has no batch dimension, and -1 for a variable dimension."""
 
     name: str
     datatype: str
@@ -44,8 +44,9 @@ class TensorSpec:
 
 @dataclass(frozen=True)
 class Model:
-    """A model as Triton serves it: its folder, the `parameters` of its config.pbtxt, its tensors.
-    Without a batch dimension `max_batch_size` is 0, and the model gets one instance per call."""
+    """Describes a model that Triton serves: its folder, the `parameters` of its config.pbtxt, its
+    tensors. If it has no batch dimension, `max_batch_size` is 0, and the model gets one instance
+    per call."""
 
     name: str
     path: Path
@@ -56,13 +57,14 @@ class Model:
 
     @property
     def takes_nothing(self) -> bool:
-        """Return whether a request may leave out all inputs. If a model has a batch dimension,
-        Triton refuses that, because nothing says how many rows there are."""
+        """Return whether a request may leave out all inputs. Triton does not allow that for a model
+        with a batch dimension, because the number of rows would be unknown."""
         return not self.max_batch_size and all(spec.optional for spec in self.inputs)
 
     def file(self, name: str) -> Path:
-        """Return the path of `name`, a file or folder in the model's folder. Raise InvalidRequest
-        when it is outside of that folder, or is a FIFO, socket or device. Links are followed."""
+        """Return the path of `name`, a file or folder in the model's folder. Links are followed.
+        Raise InvalidRequest if the path is outside that folder, or is a FIFO, a socket or a
+        device."""
         try:
             return named_file(self.path, name)
         except ConfigError as err:
@@ -91,28 +93,31 @@ class Parameter(NamedValue):
 
 
 class ModelClient(ABC):
-    """Does what a task needs before and after Triton. A class sets the attributes that are the same
-    for all its models; `__init__` sets those of one model."""
+    """Prepares the inputs of a task for Triton, and turns Triton's outputs into predictions. A
+    class sets the attributes that are the same for all its models; `__init__` sets those of one
+    model."""
 
     # reads one instance of a request (serving.codecs.IMAGE, TEXT, ROW or JSON)
     codec: Codec
-    # the keys that a JSON object may have; any other key is answered with 400. None: the keys that
-    # the codec reads (the codec JSON reads all keys)
+    # the keys that an instance may have if it is a JSON object; others are answered with 400. None:
+    # the keys that the codec reads (the codec JSON reads all keys)
     keys: tuple[str, ...] | None = None
-    # Hugging Face's name for the task, by which the routes of other APIs find a model
+    # Hugging Face's name for the task, with which the routes of other APIs find a model
     task: str = ""
-    # one instance as a caller would post it, sent at each start; a file `example.*` in the model's
-    # folder replaces it
+    # an instance as a caller would send it, with which the model is tested at each start; a file
+    # `example.*` in the model's folder replaces it
     example: bytes
-    # what differs between models of the task, read from `parameters` in config.pbtxt
+    # values that differ between models of the task, read from `parameters` in config.pbtxt
     settings: tuple[Parameter, ...] = ()
-    # what a caller may set per request; `parameters` in config.pbtxt may change the defaults
+    # values that a caller may set in a request; `parameters` in config.pbtxt may change the
+    # defaults
     parameters: tuple[Parameter, ...] = ()
-    # images may be decoded smaller, with sides of at least this many pixels; 0: only at full size
+    # images may be decoded at a reduced size, with sides of at least this many pixels; 0: at full
+    # size only
     side: int = 0
     # the names of a row's cells, in order; () if they have no names
     columns: tuple[str, ...] = ()
-    # the default cells of a row, for formats that may leave cells out (LibSVM)
+    # default values of a row's cells, for formats that may omit cells (LibSVM)
     absent: tuple[str, ...] = ()
     # the names of the model's outputs that postprocess reads; () means all
     outputs: tuple[str, ...] = ()
@@ -135,8 +140,8 @@ class ModelClient(ABC):
         self.defaults = _values(self.parameters, texts)
 
     def instance_keys(self) -> tuple[str, ...]:
-        """Return the keys that an instance may have if it is an object, or () if it may have any,
-        such as the names of a table's columns."""
+        """Return the keys that an instance may have if it is an object, or () if any keys are
+        allowed, such as the names of a table's columns."""
         return self.keys or self.codec.keys or ()
 
     def check_keys(self, instance: Any) -> None:
@@ -162,44 +167,44 @@ class ModelClient(ABC):
 
     @abstractmethod
     def prepare(self, instances: Instances, parameters: Values) -> Tensors:
-        """Return {tensor name: array of n rows} for n decoded instances, row i made from instance
+        """Return {tensor name: array of n rows} for n decoded instances. Row i belongs to instance
         i. Only the model's inputs are sent to Triton; `postprocess` gets all arrays. If an instance
-        may become several rows (`rows`), the arrays must tell postprocess which instance each row
-        belongs to."""
+        may need several rows (see `rows`), the arrays must also tell `postprocess` which instance
+        each row belongs to."""
 
     def rows(self, instance: Any) -> int:
-        """Return roughly how many rows `prepare` makes from the instance. The number limits how
-        many instances are in a batch."""
+        """Return roughly how many rows `prepare` creates for the instance. This number limits how
+        many instances are put into a batch."""
         return 1
 
     def length(self, opened: Instances, parameters: Values) -> int:
         """Return roughly how many characters `prepare` reads from instances that the codec has
-        opened. Requests with many characters wait for each other, but no other request waits for
-        them."""
+        opened. Requests with many characters are processed one after the other, so that other
+        requests do not have to wait for them."""
         return sum(map(self.codec.length, opened))
 
     @abstractmethod
     def postprocess(
         self, outputs: Tensors, inputs: Tensors, instances: Instances, parameters: Values
     ) -> list[Any]:
-        """Return n predictions, which JSON can represent, for n instances in the same order.
-        `outputs` are Triton's, `inputs` is what prepare returned, `parameters` is what
-        read_parameters returned."""
+        """Return the predictions for n instances, in the same order. JSON must be able to represent
+        them. `outputs` come from Triton, `inputs` from `prepare`, and `parameters` from
+        `read_parameters`."""
 
     def parameter_schemas(self) -> dict[str, dict[str, Any]]:
         """Return the JSON Schema of each parameter, for GET /models and the page."""
         return {parameter.name: parameter.schema() for parameter in self.parameters}
 
     def draw(self, instance: Any, prediction: Any) -> Image.Image:
-        """Return the instance as a picture with its prediction, for `Accept: image/jpeg` or
+        """Draw the prediction into the instance's picture, for `Accept: image/jpeg` or
         `image/png`."""
         raise NotAcceptable(
             f"model '{self.model.name}' cannot draw its answers; ask for application/json"
         )
 
     def header(self, cells: Sequence[str]) -> Sequence[str] | None:
-        """Return the columns that the first line of a CSV names. Return () if it is a header but
-        the model does not know its names, and None if it is a row."""
+        """Return the names of the columns if the first line of a CSV file is a header. Return () if
+        it is a header but the model does not know its names, and None if it is a row."""
         return None
 
 

@@ -21,7 +21,7 @@ BOXES = "pred_boxes"
 
 
 class Client(ImageClient):
-    """Finds objects in an image, best first, in pixels of the image as it was sent:
+    """Finds objects in an image, best first. Boxes are in pixels of the original image:
     `{"detections": [{"label", "class_id", "score", "box": {"xmin", "ymin", "xmax", "ymax"}}, …],
     "image": {"width", "height"}}`.
 
@@ -52,8 +52,8 @@ class Client(ImageClient):
     outputs = (LOGITS, BOXES)
 
     def __init__(self, model: Model) -> None:
-        """Read settings and labels. Raise InvalidRequest if shape, settings and labels do not fit
-        together, and OSError if the file that `labels` names is missing."""
+        """Read settings and labels. Raise InvalidRequest if the shapes, settings and labels do not
+        match, and OSError if the file that `labels` names is missing."""
         super().__init__(model)
         check_whole(self.options, self.frame)
         self.labels = labels_of(model, self.options["labels"])
@@ -79,7 +79,7 @@ class Client(ImageClient):
         parameters: Values,
     ) -> list[Any]:
         """Return the detections of each image, highest score first. Raise InferenceFailed if the
-        outputs are not finite or their number of classes is not that of the labels."""
+        outputs have infinite or NaN values, or another number of classes than the labels."""
         logits = self.of_each(outputs, LOGITS)
         boxes = self.of_each(outputs, BOXES)
         if mismatch := self._mismatch(logits.shape[-1]):

@@ -1,4 +1,4 @@
-"""Classifies images, with a network that takes one image and gives one score for each class."""
+"""Classifies images with a network that takes one image and returns one score for each class."""
 
 from collections.abc import Sequence
 from math import prod
@@ -13,7 +13,7 @@ from serving.errors import InferenceFailed, InvalidRequest
 class Client(ImageClient):
     """Finds the classes of an image, best first: `{"classes": [{"label", "class_id", "score"},
     …]}`. If the model has several outputs, the client uses the one with as many scores as there are
-    labels, else the one named logits or probabilities."""
+    labels, or else the one named logits or probabilities."""
 
     task = "image-classification"
     settings = (
@@ -29,8 +29,8 @@ class Client(ImageClient):
     parameters = (Parameter("top_k", 5, "how many classes to return", minimum=1, maximum=1000),)
 
     def __init__(self, model: Model) -> None:
-        """Read settings and labels. Raise InvalidRequest if shape, settings and labels do not fit
-        together, and OSError if the file that `labels` names is missing."""
+        """Read settings and labels. Raise InvalidRequest if the shapes, settings and labels do not
+        match, and OSError if the file that `labels` names is missing."""
         super().__init__(model)
         self.labels = labels_of(model, self.options["labels"])
         self.output = scores_output(model, len(self.labels))
@@ -45,8 +45,8 @@ class Client(ImageClient):
         """Return the `top_k` classes of each image, highest score first. Equal scores are ordered
         by class id.
 
-        Raise InferenceFailed if the output is not finite or its number of classes is not that of
-        the labels.
+        Raise InferenceFailed if the output has infinite or NaN values, or another number of classes
+        than the labels.
         """
         scores = self.finite(outputs, self.output.name)
         rows = scores.reshape(len(instances), -1)
@@ -68,8 +68,8 @@ class Client(ImageClient):
         ]
 
     def _mistake(self, shape: Sequence[int]) -> str:
-        """Return why an output of this shape is not one score for each class; "" if it is. Only
-        one dimension may differ from 1."""
+        """Return why an output of this shape does not have one score for each class, or "" if it
+        does. Only one dimension may be larger than 1."""
         if sum(size != 1 for size in shape) > 1:
             return (
                 f"output '{self.output.name}' {list(shape)} of model '{self.model.name}' is "

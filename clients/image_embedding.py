@@ -1,5 +1,5 @@
-"""Turns images into vectors, with a vision encoder from the transformers library or any other
-network that gives one vector per image."""
+"""Converts images to vectors, with a vision encoder from the transformers library or any other
+network that returns one vector per image."""
 
 from typing import Any
 
@@ -11,15 +11,15 @@ from serving.errors import InferenceFailed, InvalidRequest
 
 
 class Client(ImageClient):
-    """Predicts `{"embedding": FP32 [dimensions]}`, of length 1 or as the network gives it. The
-    client uses the model's first output, [dimensions]. Its settings are those of its input
-    (clients/_image_settings.py)."""
+    """Predicts `{"embedding": FP32 [dimensions]}`, scaled to length 1 or exactly as the network
+    returns it. The client uses the model's first output, [dimensions]. Its settings are those of
+    its input (clients/_image_settings.py)."""
 
     task = "image-embedding"
     parameters = (Parameter("normalize", True, "whether to scale the embedding to length 1"),)
 
     def __init__(self, model: Model) -> None:
-        """Read the settings. Raise InvalidRequest if shape and settings do not fit together."""
+        """Read the settings. Raise InvalidRequest if the shapes and settings do not match."""
         super().__init__(model)
         self.output = model.outputs[0]
         if len(self.shape_of_each(self.output)) != 1:
@@ -31,7 +31,8 @@ class Client(ImageClient):
     def postprocess(
         self, outputs: Tensors, inputs: Tensors, instances: Instances, parameters: Values
     ) -> list[Any]:
-        """Return a vector for each image. Raise InferenceFailed if the output is not finite."""
+        """Return a vector for each image. Raise InferenceFailed if the output has infinite or NaN
+        values."""
         vectors = self.of_each(outputs, self.output.name)
         if vectors.ndim != 2:
             raise InferenceFailed(

@@ -1,5 +1,5 @@
-"""Detects objects with a head that clients/_box_decoding.py reads, such as those of YOLOv5, and
-of YOLOv8 to YOLO26. If the head has masks or keypoints, they are returned too."""
+"""Detects objects with networks whose output clients/_box_decoding.py can decode, such as YOLOv5,
+and YOLOv8 to YOLO26. If the head has masks or keypoints, they are returned too."""
 
 import math
 from collections.abc import Sequence
@@ -47,23 +47,25 @@ from serving.named_value import unknown
 
 Pixels = NDArray[np.uint8]
 DATATYPES = {"UINT8": np.uint8, "FP16": np.float16, "FP32": np.float32}
-MAX_MASKS = 300  # most masks of an image: each may be as large as the network's input
-DIGITS = 18  # the longest class id: every number of 18 digits fits INT64
-MAX_CANDIDATES = 30_000  # the most boxes that enter NMS, best scores first (YOLOv5's max_nms)
+# maximum number of masks for an image, because each may be as large as the network's input
+MAX_MASKS = 300
+DIGITS = 18  # maximum length of a class id; every number of 18 digits fits into INT64
+# NMS gets at most this many boxes, those with the best scores (YOLOv5's max_nms)
+MAX_CANDIDATES = 30_000
 
 
 class Client(ModelClient):
     """Finds objects in an image, best first: `{"detections": [{"label", "class_id", "score", "box":
-    {"xmin", "ymin", "xmax", "ymax"}}, …], "image": {"width", "height"}}`, boxes in pixels of the
-    image as it was sent. With a segmentation head, a detection also has `"polygons": [[x1, y1, x2,
-    y2, …], …]`, the outer edges of its mask (holes are filled); with a pose head, `"keypoints":
-    [{"x", "y", "score"}, …]`.
+    {"xmin", "ymin", "xmax", "ymax"}}, …], "image": {"width", "height"}}`, with boxes in pixels of
+    the original image. If the network has a segmentation head, a detection also has `"polygons":
+    [[x1, y1, x2, y2, …], …]`, the outer edges of its mask (holes are filled). If it has a pose
+    head, a detection has `"keypoints": [{"x", "y", "score"}, …]`.
 
-    The network gets letterboxed RGB from 0 to 1, or from 0 to 255 when its input is UINT8. A box
-    counts only for its best class, and its score is objectness · class score. NMS is done within
-    each class. An end-to-end head needs none, so `iou` has no effect on it. The client uses the
-    model's first input and first output, and for masks an output of three dimensions, the
-    prototypes.
+    The network gets letterboxed RGB images from 0 to 1, or from 0 to 255 if its input is UINT8. A
+    box counts only for its best class, and its score is objectness · class score. NMS is applied
+    within each class, except with an end-to-end head, which does not need it: `iou` then has no
+    effect. The client uses the model's first input and first output and, for masks, an output with
+    three dimensions, the prototypes.
     """
 
     task = "object-detection"
@@ -100,8 +102,8 @@ class Client(ModelClient):
     )
 
     def __init__(self, model: Model) -> None:
-        """Read settings and labels. Raise InvalidRequest if input, settings and labels do not fit
-        together, and OSError if the file that `labels` names is missing."""
+        """Read settings and labels. Raise InvalidRequest if the input, settings and labels do not
+        match, and OSError if the file that `labels` names is missing."""
         self.input = model.inputs[0]
         self.output = model.outputs[0]
         maps = (spec.name for spec in model.outputs[1:] if len(without_batch(spec.shape, 3)) == 3)
@@ -117,15 +119,16 @@ class Client(ModelClient):
         self.defaults["classes"] = self.class_ids(self.defaults["classes"])
 
     def read_parameters(self, values: Values) -> dict[str, Any]:
-        """Read as ModelClient does, and turn `classes` into class ids. Raise InvalidRequest for an
-        unknown class."""
+        """Read the parameters as ModelClient does, and convert `classes` to class ids. Raise
+        InvalidRequest for an unknown class."""
         parameters = super().read_parameters(values)
         if "classes" in values:
             parameters["classes"] = self.class_ids(parameters["classes"])
         return parameters
 
     def class_ids(self, names: Sequence[str]) -> tuple[int, ...]:
-        """Return the class ids of labels or numbers; a label that is a number counts as a label."""
+        """Return the class ids of labels or numbers. If a label is itself a number, it is treated
+        as a label."""
         return tuple(chain.from_iterable(map(self._class_ids, names)))
 
     def _class_ids(self, name: str) -> list[int]:
@@ -139,10 +142,11 @@ class Client(ModelClient):
         return ids
 
     def prepare(self, instances: Sequence[Pixels], parameters: Values) -> Tensors:
-        """Return RGB images of any sizes as the input [n,3,height,width], 0 to 1, or 0 to 255 when
-        it is UINT8.
+        """Convert RGB images of any size to the input [n,3,height,width], from 0 to 1, or from 0 to
+        255 if the input is UINT8.
 
-        If the model's height and width are variable, they are the smallest that fit all the images.
+        If the model's height and width are variable, the smallest that all images fit into are
+        used.
         """
         height, width = self._target(instances)
         shape = (len(instances), 3, height, width)
@@ -151,7 +155,7 @@ class Client(ModelClient):
         scale = np.uint8(1) if is_raw else np.float32(1 / 255)
         for row, pixels in zip(rows, instances, strict=True):
             fitted = Letterbox.fit(*_size(pixels), width, height).apply(pixels)
-            # extracting contiguous channels first halves the time
+            # extracting contiguous channels first takes half the time
             for channel, plane in enumerate(row):
                 values = cv2.extractChannel(fitted, channel)
                 np.multiply(values, scale, out=plane, casting="same_kind")
@@ -187,8 +191,8 @@ class Client(ModelClient):
         """Return the detections of each image, highest score first, from [n,rows,5+C], [n,4+C,rows]
         or [n,rows,6].
 
-        Raise InferenceFailed if the output is not finite or its number of classes is not that of
-        the labels.
+        Raise InferenceFailed if an output has infinite or NaN values, or another number of classes
+        than the labels.
         """
         output = outputs[self.output.name]
         height, width = inputs[self.input.name].shape[-2:]
@@ -215,7 +219,7 @@ class Client(ModelClient):
     ) -> dict[str, Any]:
         """Return the prediction for one image. `candidates` has columns for the corners of a box,
         its score, its class id, and the values of masks and keypoints. Raise InferenceFailed if an
-        end-to-end table has other values than class ids."""
+        end-to-end table contains values that are not class ids."""
         if head.layout == FINAL:
             self._check_final(table)
         kept = candidates(table, head, parameters["confidence"])
@@ -242,8 +246,8 @@ class Client(ModelClient):
         return {"detections": detections, "image": {"width": fit.width, "height": fit.height}}
 
     def _check_final(self, table: Array) -> None:
-        """Raise InferenceFailed if the table is not an end-to-end head's. YOLOv5's table for one
-        class has six columns too."""
+        """Raise InferenceFailed if the table does not come from an end-to-end head. YOLOv5's table
+        for one class also has six columns."""
         ids = table[:, 5]
         classes = len(self.labels) or np.inf
         is_id = (ids == ids.round()) & (ids >= 0) & (ids < classes)
@@ -260,7 +264,7 @@ class Client(ModelClient):
         return draw(Image.fromarray(instance), prediction["detections"])
 
     def _head(self, shape: Sequence[int]) -> Head:
-        """Return the head of an output with this shape. Raise InvalidRequest if it is not
+        """Return the head of an output with this shape. Raise InvalidRequest if the head is not
         supported, or has another number of classes than the labels."""
         if len(shape) >= len(self.input.shape):
             raise refused(shape, "has as many dimensions as the image")
@@ -300,7 +304,7 @@ def _input_size(spec: TensorSpec) -> Size:
 
 
 def _with_masks(parameters: Sequence[Parameter]) -> tuple[Parameter, ...]:
-    """Return the parameters of a segmentation head."""
+    """Return the parameters with those of a segmentation head added."""
     limited = [
         replace(p, maximum=MAX_MASKS) if p.name == "max_detections" else p for p in parameters
     ]
@@ -309,8 +313,8 @@ def _with_masks(parameters: Sequence[Parameter]) -> tuple[Parameter, ...]:
 
 
 def _keypoints(setting: tuple[float, ...]) -> tuple[int, int]:
-    """Return the number of keypoints, and the number of values per keypoint: 0 and 0 if there are
-    none."""
+    """Return the number of keypoints, and the number of values per keypoint. Both are 0 if the
+    setting is empty."""
     if not setting:
         return (0, 0)
     count, *values = setting
@@ -323,7 +327,7 @@ def _keypoints(setting: tuple[float, ...]) -> tuple[int, int]:
 
 
 def _points(values: Floats, fit: Letterbox) -> list[list[dict[str, float]]]:
-    """Return keypoints [n, keypoints, 2 or 3] of the network's input as x and y in the image, with
+    """Convert keypoints [n, keypoints, 2 or 3] in the network's input to x and y in the image, and
     their scores if there are any."""
     places = values[..., :2]
     points = fit.points_to_image(places.reshape(-1, 2)).astype(np.float64).round(2)

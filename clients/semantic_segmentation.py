@@ -1,5 +1,5 @@
-"""Finds the class of each pixel, with SegFormer or any other network that gives a map of scores for
-each class."""
+"""Finds the class of each pixel, with SegFormer or any other network that returns a map of scores
+for each class."""
 
 import base64
 import io
@@ -20,7 +20,7 @@ from clients.base import Floats, Model, Parameter, Tensors, Values
 from serving.codecs import decode_base64
 from serving.errors import InferenceFailed, InvalidRequest
 
-MOST_CLASSES = 256  # the values that a pixel of a grey PNG may have
+MOST_CLASSES = 256  # number of values that a pixel of a grey PNG may have
 
 
 class Client(ImageClient):
@@ -37,8 +37,8 @@ class Client(ImageClient):
     parameters = (Parameter("map", "png", "how the map is returned", choices=("png", "none")),)
 
     def __init__(self, model: Model) -> None:
-        """Read settings and labels. Raise InvalidRequest if shape, settings and labels do not fit
-        together, and OSError if the file that `labels` names is missing."""
+        """Read settings and labels. Raise InvalidRequest if the shapes, settings and labels do not
+        match, and OSError if the file that `labels` names is missing."""
         super().__init__(model)
         check_whole(self.options, self.frame)
         self.output = model.outputs[0]
@@ -72,8 +72,8 @@ class Client(ImageClient):
         instances: Sequence[Image.Image],
         parameters: Values,
     ) -> list[Any]:
-        """Return the map of each image. Raise InferenceFailed if the output is not finite or its
-        number of classes is not that of the labels."""
+        """Return the segments and the map of each image. Raise InferenceFailed if the output has
+        infinite or NaN values, or another number of classes than the labels."""
         scores = self.of_each(outputs, self.output.name)
         if mismatch := self._mismatch(scores.shape[1]):
             raise InferenceFailed(mismatch)
@@ -116,9 +116,9 @@ class Client(ImageClient):
 
 
 def best_classes(scores: Floats, size: tuple[int, int]) -> Pixels:
-    """Enlarge scores [classes, height, width] to `size` (width, height), and return the class of
-    each pixel, the first of those with equal scores. Classes are enlarged one at a time, so no more
-    than three maps are in memory."""
+    """Enlarge scores [classes, height, width] to `size` (width, height), and return the best class
+    of each pixel, which is the first if several scores are equal. Classes are enlarged one at a
+    time, so no more than three maps are in memory."""
     best = np.zeros(size[::-1], np.uint8)
     highest = cv2.resize(scores[0], size, interpolation=cv2.INTER_LINEAR)
     for index, plane in enumerate(scores[1:], 1):

@@ -1,8 +1,8 @@
-"""Serves models of tables: a row of numbers and strings becomes a prediction and, for a classifier,
-a probability for each class.
+"""Serves tabular models: for a row of numbers and strings, they return a prediction and, if they
+are classifiers, a probability for each class.
 
-It takes the ONNX files that skl2onnx and onnxmltools write for scikit-learn, XGBoost and LightGBM
-models, whose inputs are single columns, a matrix of all columns, or both. The answers equal those
+The models are ONNX files that skl2onnx and onnxmltools write for scikit-learn, XGBoost and
+LightGBM. Their inputs are single columns, a matrix of all columns, or both. The results equal those
 of the model's own predict and predict_proba.
 """
 
@@ -33,7 +33,7 @@ NAN = "nan"
 CATEGORIES = "categories.json"
 BLANK = {"BYTES": "", "BOOL": False}  # cells of the example; numbers are 0
 BOOLEANS = ["False", "True"]
-LISTED = 20  # columns that an error names
+LISTED = 20  # number of columns that an error message lists
 INDEX = "pandas' index (to_csv(index=False) leaves it out)"
 # pandas' names for the column of an index: to_csv writes the first, read_csv returns the second
 INDEX_NAMES = {"", "Unnamed: 0"}
@@ -47,8 +47,8 @@ def _numbers(text: str) -> tuple[int | float, ...]:
 
 
 class Client(ModelClient):
-    """Predicts `{"prediction": …}`, and for a classifier also `"probabilities": {class: …}`.
-    Further outputs have their own names."""
+    """Predicts `{"prediction": …}`, and for a classifier also `"probabilities": {class: …}`. Other
+    outputs of the model are returned under their own names."""
 
     codec = ROW
     settings = (
@@ -98,7 +98,8 @@ class Client(ModelClient):
         self.boolean = predicted is not None and predicted.datatype == "BOOL"
 
     def _read_columns(self) -> None:
-        """Find the columns of each input: how many, their names, and which cells they take."""
+        """Determine the columns of each input: their number, their names, and which values they
+        accept."""
         model = self.model
         columns = names_of(model, self.options["columns"], "columns")
         named = len(columns) if len(model.inputs) == 1 else 0
@@ -112,7 +113,7 @@ class Client(ModelClient):
             raise InvalidRequest("two columns have the same name")
         self.columns = tuple(columns)
         self.known_names = frozenset(columns)
-        # the columns as errors call them
+        # the columns' names for error messages
         self.names = columns or [f"column {number}" for number in range(self.count)]
         self.inputs = list(zip(model.inputs, widths, strict=True))
         self.missing = self._missing()
@@ -153,9 +154,13 @@ class Client(ModelClient):
                 )
 
     def header(self, cells: Sequence[str]) -> Sequence[str] | None:
-        """Return the columns that the cells name, or () for a header without known names. pandas
-        numbers columns without names 0, 1, 2 …, so three or more such cells are a header. So are
-        different words, one per column, if all of the model's columns are numbers without names."""
+        """Return the names of the columns if the cells are a header, () if they are a header
+        without known names, or None if they are a row.
+
+        pandas numbers columns without names 0, 1, 2 …, so three or more such cells are a header. If
+        the model's columns are unnamed numbers, as many different words as there are columns are a
+        header too.
+        """
         cells = [self._column(cell) for cell in cells]
         if cells and sorted(cells) == sorted(self.columns):
             return cells
@@ -171,8 +176,8 @@ class Client(ModelClient):
         return () if is_header else None
 
     def prepare(self, instances: Instances, parameters: Values) -> Tensors:
-        """Return each input as [n, its columns]. If a cell is invalid, raise a DecodingError that
-        names the row and the column."""
+        """Return each input as an array [n, its columns]. If a cell is invalid, raise a
+        DecodingError that names the row and the column."""
         rows = [self._cells(instance, number) for number, instance in enumerate(instances)]
         arrays = {}
         first = 0
@@ -222,8 +227,8 @@ class Client(ModelClient):
         return [named[name] for name in self.columns]
 
     def _column(self, name: str) -> str:
-        """Return the model's name for a column that a caller names: LightGBM stores 'mean radius'
-        as 'mean_radius'."""
+        """Return the model's name for a column. A caller may write 'mean radius' for 'mean_radius',
+        as LightGBM stores it."""
         stored = name.replace(" ", "_")
         is_stored = name not in self.known_names and stored in self.known_names
         return stored if is_stored else name
@@ -231,8 +236,8 @@ class Client(ModelClient):
     def postprocess(
         self, outputs: Tensors, inputs: Tensors, instances: Instances, parameters: Values
     ) -> list[Any]:
-        """Return the values of all outputs for each row. The first output that is not a probability
-        is the prediction."""
+        """Return the values of all outputs for each row. The first output that does not contain
+        probabilities is the prediction."""
         values: dict[str, list[Any]] = {}
         for spec in self.model.outputs:
             array = outputs[spec.name].reshape(len(instances), -1)
@@ -268,7 +273,7 @@ class Client(ModelClient):
 
 
 def _width(spec: TensorSpec, named: int) -> int:
-    """Return an input's number of columns, which is `named` if its shape does not say."""
+    """Return the number of columns of an input, or `named` if its shape does not determine it."""
     columns = math.prod(spec.shape)
     is_unknown = columns < 1 and not named
     if len(spec.shape) > 1 or spec.datatype not in DTYPES or is_unknown:

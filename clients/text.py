@@ -1,9 +1,9 @@
-"""Serves texts with BERT and its relatives: embeddings, and the tasks of the transformers library's
-pipelines.
+"""Serves texts with BERT and similar networks: embeddings, and the tasks of the transformers
+library's pipelines.
 
-The model's folder holds the setting `task` and the tokenizer's files as transformers saves them.
-The answers equal those of transformers' own pipelines with the same weights. clients/_text has a
-module for each task.
+The setting `task` selects the task. The model's folder contains the tokenizer's files as
+transformers saves them. The predictions equal those of transformers' own pipelines with the same
+weights. clients/_text has a module for each task.
 """
 
 from typing import Any
@@ -36,8 +36,8 @@ TASK = Parameter("task", "embedding", "what the model's output is", choices=tupl
 
 
 class Client(ModelClient):
-    """Serves one task of texts. What an instance is, and which parameters a caller may set, depend
-    on the task."""
+    """Performs one text task. The task determines the form of an instance and the parameters that a
+    caller may set."""
 
     codec: Codec = TEXT
     example = b"Paris is the [MASK] of France."
@@ -70,7 +70,7 @@ class Client(ModelClient):
         self.left_out = [
             spec.name for spec in model.inputs if spec.optional and spec.name in FILLED
         ]
-        # if the backend merges texts of different lengths, it pads them
+        # If the backend merges texts of different lengths, it also pads them.
         multiple = 1 if self.left_out else self.options["pad_to_multiple_of"]
         folder = model.file(self.options["tokenizer"])
         self.tokenizer = TextTokenizer(

@@ -1,8 +1,8 @@
-"""The client `yolov5` detects objects. Its defaults are those of YOLOv5's detect.py: images of 640
-pixels, sides that are multiples of 32, scores above 0.25, an IoU of at most 0.45."""
+"""Defines the client `yolov5`, which detects objects. Its defaults are those of YOLOv5's detect.py:
+images of 640 pixels, sides that are multiples of 32, scores above 0.25, an IoU of at most 0.45."""
 
 from clients import object_detection
 
 
 class Client(object_detection.Client):
-    """Serves a YOLOv5, or any later YOLO whose config.pbtxt names the client `yolov5`."""
+    """Serves YOLOv5, or any later YOLO whose config.pbtxt names the client `yolov5`."""

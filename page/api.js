@@ -1,4 +1,5 @@
-// The server's routes. Each answer is JSON or an error {"error", "code", "request_id"}.
+// Calls the server's routes. A failed call throws Failed, with the fields of the server's error {"error", "code",
+// "request_id"}.
 
 export class Failed extends Error {
   constructor(status, { error, code = "", request_id = "" }) {
@@ -27,18 +28,18 @@ async function errorOf(response) {
     const document = JSON.parse(text);
     if (typeof document.error === "string") return document;
   } catch {
-    // a proxy's page, perhaps
+    // not JSON: perhaps an error page of a proxy
   }
   return { error: text.slice(0, 300) || `the server answers ${response.status} and says nothing` };
 }
 
-// Those that are loaded, then those that a call would load.
+// Return the models that are loaded, followed by those that a call would load.
 export async function models() {
   const { models, not_loaded = [] } = await (await ask("/models")).json();
   return [...models, ...not_loaded.map((name) => ({ name, notLoaded: true }))];
 }
 
-// "" when everything works, else what is wrong.
+// Return "" if the server works, and otherwise what is wrong.
 export async function health() {
   try {
     await ask("/ping");

@@ -1,4 +1,5 @@
-// One call as data, {path, query, type, body, document, file, fields, files}. The request and the code to copy are both built from it.
+// Describes a call as an object {path, query, type, body, document, file, fields, files}. Both the request and the code
+// to copy are made from it.
 //
 // An input is {kind: "picture", files}, {kind: "instances", values} or {kind: "tensors", document}.
 
@@ -14,7 +15,7 @@ export function describe(model, version, input, parameters) {
 
 const JSON_TYPE = "application/json";
 
-// Send one picture as the body, several as the files of a form.
+// One picture is sent as the body, several as the files of a form.
 function pictures(files, query) {
   const names = files.map(({ name }) => name || "picture.png");
   if (files.length === 1) return { path: "/invocations", query, type: files[0].type || "application/octet-stream", file: names[0], body: files[0] };
@@ -32,12 +33,13 @@ export const address = (call) => {
   return call.path + (query && `?${query}`);
 };
 
-// {document, text, times, total}: the reply, its text, the stages' milliseconds, and those of the whole call.
+// Send the call. Return {document, text, times, total, id}: the reply, its text, the milliseconds that each stage took,
+// the milliseconds of the whole call, and the request's ID.
 export async function send(call, signal) {
   const began = performance.now();
   const response = await ask(address(call), {
     method: "POST",
-    headers: call.type ? { "Content-Type": call.type } : {}, // the browser sets it for a form
+    headers: call.type ? { "Content-Type": call.type } : {}, // the browser sets the header for a form
     body: call.document ? JSON.stringify(call.document) : call.body,
     signal,
   });

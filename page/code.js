@@ -1,8 +1,8 @@
-// The same call as code to copy.
+// Shows a call as code to copy.
 
 import { address } from "./call.js";
 
-// [[language, text], …]
+// Return [[language, text], …].
 export const languages = (call, origin) => [
   ["curl", curl(call, origin)],
   ["Python requests", requests(call, origin)],
@@ -12,7 +12,7 @@ export const languages = (call, origin) => [
 
 const quote = (text) => `'${String(text).replaceAll("'", `'\\''`)}'`;
 
-// Python's literals are JSON's, but for three words.
+// Return a value as a Python literal. Only three words differ from JSON: None, True and False.
 function literal(value, indent = "") {
   const deeper = `${indent}    `;
   if (value === null) return "None";
@@ -55,7 +55,8 @@ reply.raise_for_status()
 print(reply.json())`;
 }
 
-// SageMaker drops query strings: a picture's parameters go into a JSON body, a tensor's model into CustomAttributes.
+// SageMaker drops query strings. Instead, the parameters for pictures go into a JSON body, and for tensors the model's
+// name goes into CustomAttributes.
 function boto3(call) {
   const attributes = Object.entries(call.query).map(([name, value]) => `${name}=${value}`).join(";");
   const custom = call.document && attributes ? `\n    CustomAttributes=${literal(attributes)},` : "";
@@ -84,7 +85,8 @@ body["instances"] = [{"b64": b64encode(Path(name).read_bytes()).decode()} for na
 `;
 }
 
-// By the model's task: a route of another server's API, and its only parameter, which the model's client calls `ours`.
+// Routes of other servers' APIs, keyed by the model's task. `theirs` is the only parameter that such a route has here,
+// and `ours` is the name of that parameter in the model's client.
 const APIS = {
   embedding: { path: "/v1/embeddings", write: openai, ours: "dimensions", theirs: "dimensions", fields: (instances) => ({ input: instances }) },
   "text-ranking": { path: "/v2/rerank", write: cohere, ours: "top_k", theirs: "top_n", fields: ([instance]) => instance },

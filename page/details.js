@@ -1,4 +1,4 @@
-// Below the result: the times of its stages, its JSON, and the same call as code.
+// Shows details below the result: how long each stage took, the reply's JSON, and the call as code.
 
 import { copyButton, fill, find, h, milliseconds } from "./dom.js";
 import { languages } from "./code.js";

@@ -1,3 +1,3 @@
-// Swagger UI over /openapi.json.
+// Shows /openapi.json in Swagger UI.
 
 SwaggerUIBundle({ url: "/openapi.json", dom_id: "#api", deepLinking: true, docExpansion: "list", defaultModelsExpandDepth: 0 });

@@ -1,13 +1,14 @@
-// Makes elements. Text becomes text nodes only: nothing that a model, a file or a server says is read as HTML.
+// Creates elements. Text always becomes text nodes, so nothing from a model, a file or a server is parsed as HTML.
 
 export const find = (id) => document.getElementById(id);
 
-// h("li", { class: "row", onclick: f, "--share": 0.5 }, "text", element): names with -- are CSS properties.
+// Example: h("li", { class: "row", onclick: f, "--share": 0.5 }, "text", element). Names that begin with -- are CSS
+// properties.
 export function h(tag, properties = {}, ...children) {
   return filled(document.createElement(tag), properties, children);
 }
 
-// The same for a part of a drawing.
+// Do the same as `h` for an SVG element.
 export function svg(tag, properties = {}, ...children) {
   return filled(document.createElementNS("http://www.w3.org/2000/svg", tag), properties, children);
 }
@@ -34,7 +35,7 @@ export const fill = (element, ...children) => {
 
 export const percent = (share) => `${(100 * share).toFixed(1)} %`;
 
-// A colour of its own for each class, far from its neighbours': the golden angle.
+// Return a hue for a class. Consecutive classes are a golden angle apart, so their colours are easy to distinguish.
 export const hue = (number) => Math.round((number * 137.508 + 225) % 360);
 
 export const milliseconds = (value) => (value < 10 ? `${value.toFixed(1)} ms` : `${Math.round(value)} ms`);

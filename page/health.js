@@ -1,12 +1,12 @@
-// Asks every other second whether the server works, while the page is visible.
+// Checks every two seconds whether the server works, as long as the page is visible.
 
 import { health } from "./api.js";
 import { find } from "./dom.js";
 
 const PAUSE = 2000; // milliseconds
-const LITTLE = 500; // while something is wrong
+const LITTLE = 500; // milliseconds between checks while the server does not work
 
-// `recovered` is called when the server works again.
+// Call `recovered` when the server works again.
 export function watchHealth(recovered) {
   let wrong = "";
   async function look() {

@@ -1,5 +1,5 @@
-// The inputs of a model: a picture, texts, fields of a JSON object, or tensors. Each kind is created once per model
-// and calls `run(input)` when it has something to send.
+// Shows a model's input: a picture, texts, fields of a JSON object, or tensors. The elements are created when a model
+// is chosen, and call `run(input)` when there is something to send.
 
 import { example } from "./api.js";
 import { fill, find, h, isObject } from "./dom.js";
@@ -16,7 +16,7 @@ export async function showInput(model, run, failed) {
   return fill(box, isText ? texts(asked, first) : value(asked, first));
 }
 
-// Pictures that are dropped anywhere on the page or pasted are taken while the model's input is a picture.
+// Takes the pictures that are dropped anywhere on the page or pasted. Null if the model's input is not a picture.
 let takeFiles = null;
 
 export function listen() {
@@ -76,7 +76,7 @@ function texts({ run }, first) {
       h("button", { type: "button", onclick: () => add().focus() }, "Add a text")));
 }
 
-// An example that is an object of words and numbers becomes a form, any other value a field of JSON.
+// Show a form if the example is an object of words and numbers, and otherwise a text field for JSON.
 function value({ model, run, failed }, first) {
   const parsed = named(attempt(() => JSON.parse(first)), model.columns);
   const plain = isObject(parsed) && Object.values(parsed).every(isWord);
@@ -87,7 +87,7 @@ function value({ model, run, failed }, first) {
     h("div", { class: "row" }, h("button", { type: "button", class: "primary", id: "run", onclick: send }, "Run")));
 }
 
-// A row of a table, by its columns.
+// Return the cells of a table's row, keyed by the names of the columns.
 const named = (cells, columns) =>
   columns && Array.isArray(cells) ? Object.fromEntries(columns.map((name, index) => [name, cells[index]])) : cells;
 
@@ -123,7 +123,7 @@ function json(what, text, failed, use) {
   const area = h("textarea", { rows: 8, class: "mono", id: "document", spellcheck: "false" }, text);
   const send = () => {
     const value = attempt(() => JSON.parse(area.value));
-    if (value === undefined) failed(new Error("this is no JSON"));
+    if (value === undefined) failed(new Error("this is not valid JSON"));
     else use(value);
   };
   return h("div", { class: "ask" }, h("label", { for: "document" }, `The ${what}, as JSON`), area,

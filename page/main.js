@@ -1,4 +1,4 @@
-// The page: models on the left, input and result in the middle.
+// Runs the page: models on the left, input and result in the middle.
 
 import { describe, send } from "./call.js";
 import { models as listModels } from "./api.js";
@@ -10,15 +10,15 @@ import { showParameters } from "./parameters.js";
 import { showInputAlone, showResult } from "./results.js";
 import { tabs } from "./tabs.js";
 
-const AGAIN = 1000; // milliseconds until a model that is not loaded yet is asked again
-const SOON = 120; // milliseconds after the last move of a slider
+const AGAIN = 1000; // milliseconds between calls of a model that is being loaded
+const SOON = 120; // milliseconds between the last move of a slider and the call
 const KINDS = { image: "picture", "encoded image": "picture", text: "text", json: "JSON", row: "row" };
 
 let models = [];
-let chosen = null; // the model
-let input = null; // what was sent last
+let chosen = null; // the chosen model
+let input = null; // the input that was sent last
 let parameters = () => ({});
-let running = null; // AbortController of the call that runs
+let running = null; // the AbortController of the current call
 let timer = 0;
 
 async function load() {
@@ -39,14 +39,14 @@ async function load() {
   scrollToChosen();
 }
 
-// Scrolls the list of models only, not the page.
+// Scroll the list of models to the chosen one, without scrolling the page.
 function scrollToChosen() {
   const list = find("models");
   const { offsetTop = 0, offsetLeft = 0 } = list.querySelector(".model:has(:checked)") ?? {};
   list.scrollTo(offsetLeft - list.clientWidth / 3, offsetTop - list.clientHeight / 3);
 }
 
-// A detector shows most of what the page can do.
+// The page begins with a detector, if there is one, because its results show most of the page's features.
 const findsObjects = ({ codec, parameters = [] }) => KINDS[codec] === "picture" && parameters.some(({ name }) => name === "iou");
 
 const broken = ({ error }) => Boolean(error);
@@ -83,7 +83,7 @@ async function choose(model) {
   else await showInput(model, run, fail);
 }
 
-// A call loads the model, even one without inputs, which the model refuses.
+// Load a model by calling it. The call has no inputs, so the model refuses it.
 async function loadModel(model) {
   fill(find("input"), h("p", { class: "hint", role: "status" }, `${model.name} is being loaded …`));
   const call = describe(model.name, "", { kind: "tensors", document: { inputs: [] } }, {});
@@ -110,7 +110,7 @@ async function loadModel(model) {
 const versions = ({ versions = [] }) =>
   versions.map(({ version, state }) => h("option", { value: version }, state === "READY" ? version : `${version} (${state.toLowerCase()})`));
 
-// A changed parameter or version asks again with the same input.
+// Call the model again with the same input after a parameter or the version has changed.
 function again() {
   clearTimeout(timer);
   if (input) timer = setTimeout(() => run(input), SOON);

@@ -1,5 +1,5 @@
-// A control for each parameter of the model, built from its JSON schema: a number between two bounds is a slider, if steps
-// of its range make sense, a choice is a list.
+// Shows a control for each parameter of the model, depending on its JSON schema: a list for a choice, a slider for a
+// number with a minimum and a maximum that are at most 100 apart, and so on.
 
 import { find, h, fill } from "./dom.js";
 
@@ -48,5 +48,6 @@ export function slider(id, initial, type, min, max) {
   const input = h("input", { id, type: "range", min, max, step, value: initial });
   const shown = h("output", { for: id }, String(initial));
   input.addEventListener("input", () => (shown.textContent = input.value));
-  return { input, beside: shown, value: () => Number(shown.textContent) };  // the browser rounds input.value to a step
+  // not input.value, which the browser rounds to a step
+  return { input, beside: shown, value: () => Number(shown.textContent) };
 }

@@ -1,5 +1,5 @@
-// Shows the reply. The first view that takes the first prediction renders all of them. A new kind of prediction is a
-// function in views/ of {predictions, input}, and a line here.
+// Shows the reply. The first view in VIEWS whose condition holds for the first prediction renders all predictions. To
+// add a kind of prediction, write a function of {predictions, input} in views/ and add a line to VIEWS.
 
 import { fill, find, h, isObject } from "./dom.js";
 import { detections } from "./views/detections.js";
@@ -23,7 +23,7 @@ const VIEWS = [
   [() => true, anything],
 ];
 
-// Before the reply: the pictures without anything on them.
+// Show the pictures alone, until the reply arrives.
 export function showInputAlone(input) {
   keep(input.files ?? []);
   if (input.kind === "picture") fill(find("result"), input.files.map((file) => h("div", { class: "seen" }, picture(file).element)));

@@ -1,4 +1,4 @@
-// A tablist of the page: a click or the arrow keys choose.
+// Makes a tablist work: a click or the arrow keys choose a tab.
 
 export function tabs(list, chosen = () => {}) {
   const all = [...list.querySelectorAll("[role=tab]")];

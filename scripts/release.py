@@ -1,7 +1,7 @@
 """Releases a version: python scripts/release.py 1.2.3, or make release VERSION=1.2.3.
 
-Writes the version to serving/__init__.py, and the version and the date to the changelog, commits
-both and tags the commit v1.2.3. Does not push.
+It writes the version to serving/__init__.py, and the version and the date to the changelog. Then it
+commits both files and tags the commit v1.2.3. It does not push.
 """
 
 import re

@@ -1,1 +1,1 @@
-"""A package, for others install a package of this name."""
+"""Makes tests a package, because other distributions install a package of the same name."""

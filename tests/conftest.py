@@ -1,4 +1,4 @@
-"""Define the fixtures that several test modules use."""
+"""Defines the fixtures that several test modules use."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,7 +23,8 @@ SERVED = ("resnet", "yolov5", "bert")
 
 @pytest.fixture(scope="session")
 def bundled(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a repository of the bundled models, whatever else is in the checkout's."""
+    """Return a repository of the bundled models, without any other models in the checkout's
+    model_repository."""
     folder = tmp_path_factory.mktemp("bundled")
     for name in BUNDLED:
         link_model(ROOT / "model_repository" / name, folder)
@@ -44,7 +45,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def server(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """Run one container for all tests that leave it unchanged."""
+    """Run one server for all tests that do not change it."""
     running = Server(tmp_path_factory.mktemp("serve"), repository, **FP32).wait_ready()
     yield running
     assert running.stop() == 0

@@ -1,5 +1,5 @@
-"""Packages import only those below them, each library has one place, and what a client needs is
-complete."""
+"""Tests that packages import only those below them, that each library is used in one place only,
+and that a client has everything it needs."""
 
 import ast
 import re
@@ -17,11 +17,11 @@ from serving.clients import client_class, client_names
 pytestmark = pytest.mark.unit
 
 ROOT = Path(__file__).resolve().parents[1]
-# each quirk, what works around it and the tests that need it
+# lists each quirk of Triton, its workaround and the tests for it
 QUIRKS = ROOT / "serving/triton/quirks.py"
 SHARED = ("errors", "headers", "sessions", "budget", "named_value", "request_memory")
-# The packages, the lowest first; a file belongs to the package in which it lies, so a new file is
-# covered.
+# The packages, the lowest first. A file belongs to the package that contains it, so new files are
+# covered too.
 PACKAGES: dict[str, tuple[str, ...]] = {
     "quirks": ("serving/triton/quirks.py",),
     "host": ("serving/host/*.py",),
@@ -130,8 +130,8 @@ def test_import_neither_the_app_nor_torch_in_clients(path: Path) -> None:
 
 
 @pytest.mark.parametrize("client", client_names())
-def test_name_what_a_family_lacks(client: str) -> None:
-    """CONTRIBUTING.md, "Add a family of models", lists the same."""
+def test_name_the_missing_parts_of_a_family(client: str) -> None:
+    """CONTRIBUTING.md, "Add a family of models", has the same list."""
     words = {client, client.replace("_", "-")}
     tests = "".join(path.read_text() for path in (ROOT / "tests/clients").glob("*.py"))
     wanted = {

@@ -1,4 +1,4 @@
-"""What one request may take: each figure is kept, and docs/security.md says it."""
+"""Tests the limits for one request: each is enforced, and docs/security.md lists it."""
 
 import re
 from concurrent.futures import ThreadPoolExecutor
@@ -95,7 +95,7 @@ def test_derive_the_default_limits_from_the_default_settings() -> None:
 
 
 def test_list_every_bound_on_the_page_of_bounds() -> None:
-    """A row of the table says the figure and its name in serving/budget.py, or its setting."""
+    """A row of the table contains the figure, and its name in serving/budget.py or its setting."""
     page = (ROOT / "docs/security.md").read_text().split("## Bounds")[1].split("## ")[0]
     bounds = "MOST_|OUTPUT_|PROCESSOR_"
     figures = {name: value for name, value in vars(budget).items() if re.match(bounds, name)}

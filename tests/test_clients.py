@@ -1,5 +1,5 @@
-"""How a model gets its client: its folder's, one in its repository's clients/, or one of this
-project's."""
+"""Tests how a model gets its client: the one in its folder, one in its repository's clients/, or
+one of this project's."""
 
 import os
 import sys
@@ -83,7 +83,7 @@ def test_accept_client_names_with_underscores_or_hyphens(tmp_path: Path) -> None
 
 @pytest.mark.unit
 @pytest.mark.parametrize("name", FACES)
-def test_keep_the_names_that_people_look_for(name: str) -> None:
+def test_keep_the_names_of_well_known_networks_as_clients(name: str) -> None:
     assert issubclass(client_class(name), client_class(FACES[name]))
     assert client_class(name) is not client_class(FACES[name])
     assert f"`{name}` for `{FACES[name]}`" in (ROOT / "docs/calling.md").read_text()
@@ -143,7 +143,8 @@ def test_leave_no_module_of_a_forgotten_client(tmp_path: Path) -> None:
     assert client and len(set(sys.modules) - before) == 2, "a package and its module"
     forget(client)
     assert set(sys.modules) <= before
-    # of the same size and second, which is what Python compares of bytecode
+    # the new file has the same size and second as the old one, which is all that Python compares
+    # for bytecode
     write_client(file, "new")
     os.utime(file, (0, 0))
     assert not list(tmp_path.rglob("*.pyc"))
@@ -151,7 +152,7 @@ def test_leave_no_module_of_a_forgotten_client(tmp_path: Path) -> None:
 
 
 class Importer(str):
-    """The name of a module. Another thread imports a module while it is compared."""
+    """The name of a module. While it is compared, another thread imports a module."""
 
     def partition(self, separator: str, /) -> tuple[str, str, str]:
         sys.modules.setdefault("imported_meanwhile", sys)
@@ -174,7 +175,7 @@ def test_forget_a_client_while_another_thread_imports_a_module(
 @pytest.mark.unit
 @pytest.mark.parametrize("file", ["mine/client.py", "clients/mine.py"])
 def test_stage_no_model_with_its_own_client_if_clients_are_off(tmp_path: Path, file: str) -> None:
-    """Every mode stages by the store: a start, a reload and POST /models."""
+    """Every mode stages models with the staged store: a start, a reload and POST /models."""
     make_python_model(tmp_path / "mine", TENSORS, SLEEPER)
     closed = Store(
         tmp_path / "staged", Settings(model_clients=False, device="cpu"), tmp_path / "backends"

@@ -1,4 +1,4 @@
-"""The table of errors, and the places that show it."""
+"""Tests the table of errors, and the places that show it."""
 
 import json
 import re
@@ -28,7 +28,7 @@ STATUSES = {(status, code) for code, row in TABLE.items() for status in (row.sta
 
 
 def codes_of_nginx() -> set[tuple[int, str]]:
-    """Return the statuses and codes of its error_page lines."""
+    """Return the statuses and codes of nginx's error_page lines."""
     lines = re.findall(r"error_page ([\d ]+?)(?: =(\d+))? /\.error/(\S+?)[/;]", NGINX)
     return {
         (int(status), code.replace("${backend}", backend))

@@ -1,4 +1,5 @@
-"""The loop of a request: in which order steps are prepared, sent, waited for and finished."""
+"""Tests the loop of a request: the order in which its steps are prepared, sent, waited for and
+finished."""
 
 from collections.abc import Iterator, Sequence
 from contextvars import copy_context
@@ -27,7 +28,8 @@ PLAIN, STREAM = Request("id"), Request("id", stream="text/event-stream")
 
 
 class Steps(Job):
-    """Steps that carry their number; those in `partial` are finished together with the next."""
+    """Steps that contain their number. Those in `partial` are finished together with the next
+    one."""
 
     def __init__(self, count: int, request: Request = PLAIN, partial: Sequence[int] = ()) -> None:
         super().__init__(SERVED, request)
@@ -50,7 +52,8 @@ class Steps(Job):
 
 
 class Call:
-    """Logs what is done with a call; its reply is the number that was sent, `times` times."""
+    """A call that logs what is done with it. Its reply is the number that was sent, `times`
+    times."""
 
     def __init__(self, log: list[str], request: InferRequest, times: int = 1) -> None:
         self.log = log
@@ -125,7 +128,7 @@ def test_return_a_result_per_response_of_a_stream_step_by_step() -> None:
 
 @dataclass(frozen=True)
 class Ended(Deadline):
-    """Has ended when it is asked for the second time."""
+    """A deadline that has passed when it is checked for the second time."""
 
     asked: list[None] = field(default_factory=list)
 

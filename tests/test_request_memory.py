@@ -1,4 +1,4 @@
-"""The table of what a step takes is never less than what it takes."""
+"""Tests that the memory that is reserved for a step is never less than the step takes."""
 
 import tracemalloc
 from base64 import b64encode
@@ -31,7 +31,8 @@ pytestmark = pytest.mark.unit
 
 LENGTH = 400_000
 LARGE = 3_000_000
-SMALL_VALUES = LARGE // 4  # bytes of values that become an object each, which takes far more
+# bytes of values each of which becomes an object, which takes far more memory
+SMALL_VALUES = LARGE // 4
 
 
 def filled(piece: str) -> bytes:
@@ -55,7 +56,7 @@ TEXTS = {
 
 
 def peak(read: Callable[[], object]) -> int:
-    """Return the bytes of Python's objects that `read` takes at most."""
+    """Return the maximum number of bytes of Python's objects while `read` runs."""
     tracemalloc.start()
     try:
         read()
@@ -82,7 +83,7 @@ BESIDE = 2**20  # bytes of objects whose number does not depend on the request
 
 
 def tensor(datatype: str, rows: int, accept: str = JSON_TYPE, size: int = LARGE) -> Sent:
-    """Return a binary tensor of random numbers, `size` bytes in these rows."""
+    """Return a binary tensor of random numbers, with `size` bytes in these rows."""
     width = size // rows // SIZES[datatype]
     head = (
         b'{"inputs":[{"name":"x","datatype":"%b","shape":[%d,%d],'
@@ -95,7 +96,7 @@ def tensor(datatype: str, rows: int, accept: str = JSON_TYPE, size: int = LARGE)
 
 
 def texts(string: bytes, accept: str = JSON_TYPE) -> Sent:
-    """Return a tensor of strings, SMALL_VALUES bytes of them."""
+    """Return a tensor that contains the string often enough for SMALL_VALUES bytes."""
     one = len(string).to_bytes(4, "little") + string
     count = SMALL_VALUES // len(one)
     head = (
@@ -140,14 +141,14 @@ SENT = {
 
 @pytest.mark.parametrize("name", SENT)
 def test_reserve_what_a_request_takes(name: str) -> None:
-    """The model is an echo without a Triton, so the copies of gRPC are not there. For numbers of a
-    byte orjson allocates far more than it writes, so there are none in this table."""
+    """The model is an echo without a Triton, so gRPC's copies are missing. For numbers of one byte,
+    orjson allocates far more than it writes, so the table contains none."""
     assert peak_beyond(SENT[name].ask) <= BESIDE
 
 
 @cache
 def account_of_lines() -> Account:
-    """Return the account of a request with many groups of lines."""
+    """Return the account of a request that has many groups of lines."""
     account = Account()
     with opened(account):
         SENT["lines of many objects"].ask()
@@ -165,7 +166,7 @@ def test_hold_only_a_few_lines_of_many_values() -> None:
 
 
 class AsksForTheTurn(Account):
-    """An account that notes whether its thread has the turn to parse."""
+    """An account that records whether its thread has the turn to parse."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -204,7 +205,7 @@ def test_copy_numbers_of_a_long_text_while_no_other_request_parses(
 
 
 def test_parse_each_line_while_no_other_request_does() -> None:
-    """Parsing holds the GIL, and other callers would wait for all requests that parse."""
+    """Parsing holds the GIL, so other callers would have to wait for all requests that parse."""
     account = AsksForTheTurn()
     with opened(account):
         Sent(LINES, b"0\n" * 3, CLIENT).ask()
@@ -213,7 +214,7 @@ def test_parse_each_line_while_no_other_request_does() -> None:
 
 
 class RefusingOnce(Account):
-    """An account that refuses its fourth step and no other one."""
+    """An account that refuses only its fourth step."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -234,14 +235,14 @@ def test_end_a_body_of_lines_at_the_first_one_that_finds_no_memory() -> None:
 
 
 def peak_beyond(step: Callable[[], object]) -> int:
-    """Return how many bytes more a step takes than it reserves."""
+    """Return by how many bytes a step exceeds its reservation."""
     account = Account()
     with opened(account):
         return peak(step) - account.peak
 
 
 def multipart(value: bytes, file: bytes = b"") -> bytes:
-    """Return a form of six fields or, with `file`, of six files."""
+    """Return a form with six fields or, if `file` is true, with six files."""
     head = b'--x\r\nContent-Disposition: form-data; name="%d"%b\r\n\r\n%b\r\n'
     parts = [head % (number, file, value) for number in range(6)]
     return b"".join(parts) + b"--x--\r\n"

@@ -24,11 +24,11 @@ Read = tuple[Arrays, tuple[str, ...]]  # a request's inputs, and the names of it
 Run = Callable[[Arrays, Sequence[str]], Mapping[str, Array]]
 # the names that transformers gives the inputs of a text model
 IDS, MASK, TYPES = "input_ids", "attention_mask", "token_type_ids"
-RAGGED = "ragged_batches"  # parameter in config.pbtxt: the length of the longest text, in tokens
-# A padded run may have MOST_PADDED times the tokens of its texts, plus RUN_TOKENS, which take about
-# as long as starting a run. Measured with all-MiniLM-L6-v2 on two processors, 16 texts at a time:
-# BEIR's texts take 10.0 ms each (10.5 ms if MOST_PADDED is 1.25, 10.4 ms if each text runs alone);
-# its short queries take 1.6 ms each (2.2 ms alone).
+RAGGED = "ragged_batches"  # parameter in config.pbtxt: the maximum length of a text, in tokens
+# A padded run may have MOST_PADDED times the tokens of its texts, plus RUN_TOKENS. That many tokens
+# take about as long as starting a run. Measured with all-MiniLM-L6-v2 on two processors, 16 texts
+# at a time: BEIR's texts take 10.0 ms each (10.5 ms if MOST_PADDED is 1.25, 10.4 ms if each text
+# runs alone); its short queries take 1.6 ms each (2.2 ms alone).
 MOST_PADDED = 1.1
 RUN_TOKENS = 16
 
@@ -39,7 +39,7 @@ class InvalidInput(ValueError):
 
 @dataclass(frozen=True)
 class Call:
-    """One request: its index among the merged requests, its input arrays, and the names of the
+    """A request: its index among the merged requests, its input arrays, and the names of the
     outputs that it requests."""
 
     index: int
@@ -54,9 +54,9 @@ Calls = Sequence[Call]
 class Batcher:
     """Runs merged requests and creates their responses.
 
-    `read` returns a request's input arrays and output names. `merge` decides which calls share a
-    `run`, which returns the outputs of each call, in order. `invalid` are the exceptions that mean
-    that a request is invalid.
+    `read` returns a request's input arrays and output names. `merge` decides which calls are passed
+    together to `run`, which returns the outputs of each call, in order. The exceptions in `invalid`
+    mean that a request is invalid.
     """
 
     read: Callable[[Any], Read]
@@ -81,8 +81,8 @@ class Batcher:
         return [responses[index] for index in range(len(requests))]
 
     def _answer(self, calls: Calls) -> dict[int, Any]:
-        """Return {index: response} for the calls. Run all of them at once or, if that fails, each
-        alone."""
+        """Run all calls at once or, if that fails, each of them alone. Return {index of a call: its
+        response}."""
         try:
             results = self.run(calls)
             pairs = zip(calls, results, strict=True)
@@ -107,9 +107,9 @@ class Batcher:
 
 
 class Merge:
-    """Decides which calls share a run, joins their inputs and splits the run's outputs. It merges
-    the calls whose inputs can be concatenated along the first dimension, or runs every call alone
-    if the model `batches` nothing."""
+    """Decides which calls share a run, joins their inputs and splits the run's outputs. Calls share
+    a run if their inputs can be concatenated along the first dimension. If `batches` is false,
+    every call runs alone."""
 
     def __init__(self, batches: bool = True) -> None:
         self.batches = batches
@@ -152,15 +152,12 @@ class Merge:
 
 
 class Ragged(Merge):
-    """Merges texts of different lengths: pads them on the right, and cuts the padding off the
+    """Merges texts of different lengths: pads them on the right, and removes the padding from
     outputs that have a value for each token. A call may omit the mask if none of its tokens is
-    padding, and the types if all of them are 0.
-
-    `inputs` maps those of IDS, MASK and TYPES that the model takes to their dtypes. `by_token`
-    names the outputs whose second dimension is variable: such an output is cut to the call's own
-    length if it is as long as the padded texts. Texts are padded to a `multiple` of tokens, but not
-    beyond `most`.
-    """
+    padding, and the types if all of them are 0. `inputs` contains those of IDS, MASK and TYPES that
+    the model takes, with their dtypes. `by_token` names the outputs whose second dimension is
+    variable. If such an output is as long as the padded texts, it is cut to the length of the
+    call's own text. Texts are padded to a `multiple` of tokens, but not beyond `most`."""
 
     def __init__(
         self,
@@ -183,8 +180,8 @@ class Ragged(Merge):
                     f"input '{name}' has the shape {list(own)}, and '{IDS}' has {list(shape)}; "
                     "they must be the same"
                 )
-        # If another input is at least as long as the text, an output's length would not show to
-        # which of the two it belongs, so the call runs alone.
+        # If another input is at least as long as the text, the length of an output does not show
+        # which of the two it depends on, so the call runs alone.
         longest = max(self._other_sizes(call), default=0)
         alone = call.index if longest >= shape[1] else -1
         return alone, super().key(self._others(call))
@@ -214,7 +211,7 @@ class Ragged(Merge):
         """Return the call with all of IDS, MASK and TYPES, padded to `width` tokens."""
         feed = dict(call.feed)
         for name, dtype in self.inputs.items():
-            # a missing mask means that all tokens count, and missing types that all are 0
+            # without a mask, all tokens count; without types, all types are 0
             usual = int(name == MASK)
             feed[name] = np.zeros((len(call.feed[IDS]), width), dtype)
             feed[name][:, : _length(call)] = call.feed.get(name, usual)
@@ -234,11 +231,11 @@ class Ragged(Merge):
         longest = max(map(_length, calls))
         rounded = math.ceil(longest / self.multiple) * self.multiple
         width = max(longest, min(rounded, self.most))
-        # calls that share a run have other inputs of the same shapes (key)
+        # calls that share a run have other inputs of the same shapes (see key)
         return longest if width in self._other_sizes(calls[0]) else width
 
     def _other_sizes(self, call: Call) -> list[int]:
-        """Return the sizes of all dimensions but the first of the call's other inputs."""
+        """Return the sizes of the call's other inputs in all dimensions but the first."""
         arrays = self._others(call).feed.values()
         return list(chain.from_iterable(array.shape[1:] for array in arrays))
 
@@ -296,8 +293,8 @@ def read_request(
     scalars: Collection[str] = (),
 ) -> Read:
     """Return a request's input arrays, and the names of those `outputs` that it requests. Decode
-    the inputs in `strings`. Make scalars of the inputs in `scalars`, which callers send with the
-    shape [1]. Raise InvalidInput for strings that are not UTF-8."""
+    the inputs in `strings`, and turn the inputs in `scalars`, which callers send with the shape
+    [1], into scalars. Raise InvalidInput for strings that are not UTF-8."""
     feed: Arrays = {}
     for tensor in request.inputs():
         name, array = tensor.name(), tensor.as_numpy()

@@ -1,5 +1,5 @@
-"""Defines what all backends have in common: the class that Triton creates for an instance, and how
-an instance finds its files, its parameters and its number of threads.
+"""Defines what all backends share: the class that Triton creates for an instance, and functions
+that find its files, its parameters and its number of threads.
 
 `backends.install` copies this file into every backend's folder.
 """
@@ -13,16 +13,17 @@ from pathlib import Path
 from typing import Any
 
 Config = Mapping[str, Any]  # config.pbtxt, as JSON
-Texts = Mapping[str, str]  # its parameters, or the arguments that Triton passes to initialize
-# the texts may be in upper or lower case, as in Triton's C++ backends
+# config.pbtxt's parameters, or the arguments that Triton passes to initialize
+Texts = Mapping[str, str]
+# the words may be in upper or lower case, as in Triton's C++ backends
 BOOLEANS = {"1": True, "true": True, "0": False, "false": False}
 # values that turn a parameter off; "cpu" is the default of TARGET_DEVICE
 OFF = ("no", "false", "0", "cpu")
 
 
 class Instance:
-    """One instance of one version of a model. Triton prescribes the names and arguments of the
-    methods. A backend also defines `initialize`, which sets `batcher`."""
+    """Serves one version of a model. Triton creates one or more instances, and prescribes the names
+    and arguments of the methods. A backend also defines `initialize`, which sets `batcher`."""
 
     # fills in the missing fields of a configuration, in place, from the files in a version's folder
     complete: Callable[[dict[str, Any], Path], Any]
@@ -30,7 +31,7 @@ class Instance:
 
     @classmethod
     def auto_complete_config(cls, auto_complete_model_config: Any) -> Any:
-        """Fill in the missing fields of config.pbtxt. Do not change a complete configuration."""
+        """Fill in the missing fields of config.pbtxt. A complete configuration stays as it is."""
         config = auto_complete_model_config.as_dict()
         cls.complete(config, stub_version_folder(config))
         return auto_complete_model_config
@@ -49,7 +50,7 @@ class Instance:
 @contextmanager
 def needs(what: str, remedy: str) -> Iterator[None]:
     """Wrap the import of an optional library. If the library is missing, raise a
-    ModuleNotFoundError that says what needs it, and what to do (`remedy`)."""
+    ModuleNotFoundError that says what needs it (`what`) and what to do (`remedy`)."""
     try:
         yield
     except ModuleNotFoundError as err:
@@ -68,7 +69,7 @@ def read(
     parameters: Texts, name: str, parse: Callable[[str], Any], default: Any, allowed: str = ""
 ) -> Any:
     """Return a parameter's value. If `parse` rejects it, raise a ValueError that names the value
-    and the `allowed` ones."""
+    and the `allowed` values."""
     try:
         return parse(parameters[name]) if name in parameters else default
     except (KeyError, ValueError):
@@ -80,7 +81,7 @@ def read(
 
 def refuse(parameters: Texts, removed: Texts) -> None:
     """Raise ValueError if a parameter in `removed` is set, unless its value turns it off. `removed`
-    maps the parameters that this backend does not support to what to do instead."""
+    maps each parameter that this backend does not support to an instruction what to do instead."""
     for name, replacement in removed.items():
         if parameters.get(name, "no").lower() not in OFF:
             raise ValueError(
@@ -104,15 +105,16 @@ def stub_version_folder(config: Config) -> Path:
     """Return the folder of the version's files. Call this only while Triton's stub completes the
     configuration.
 
-    The stub's command line has the path of the model's file, which need not exist. If config.pbtxt
-    has no default_model_filename, the command line has the path of the folder instead.
+    The stub's command line contains the path of the model's file, which need not exist, or the path
+    of the folder if config.pbtxt has no default_model_filename.
     """
     path = os.fsdecode(Path("/proc/self/cmdline").read_bytes().split(b"\0")[1])
     return Path(path.removesuffix(config["default_model_filename"]))
 
 
 def give_back_memory() -> None:
-    """Return freed memory to the system. Loading a model takes more memory than serving it."""
+    """Return freed memory to the operating system, because loading a model takes more memory than
+    serving it."""
     ctypes.CDLL(None).malloc_trim(0)
 
 

@@ -2,9 +2,9 @@
 
 The rules are the same as in NVIDIA's ONNX Runtime backend
 (triton-inference-server/onnxruntime_backend, src/onnxruntime.cc). `config` is the configuration
-that Triton passes to a backend. Every mistake raises a ValueError that names the tensor, what the
-model expects and what the configuration says. The error makes the load fail. `backends.install`
-copies this file into every backend's folder.
+that Triton passes to a backend. If the two disagree, a ValueError names the tensor, what the model
+expects and what the configuration says, and the load fails. `backends.install` copies this file
+into every backend's folder.
 """
 
 import os
@@ -20,10 +20,11 @@ DEFAULT_MAX_BATCH_SIZE = 4  # Triton's default for --backend-config=default-max-
 
 @dataclass(frozen=True)
 class Tensor:
-    """An input or output as the file declares it. A dynamic dimension is -1, and the shape of a
-    scalar is ().
+    """Describes an input or output as the model's file declares it. A dynamic dimension is -1, and
+    the shape of a scalar is ().
 
-    `datatypes` is the backend's table of types: name in the file -> Triton's name.
+    `datatypes` maps the names of types in the file to Triton's names, for the types that the
+    backend supports.
     """
 
     name: str
@@ -33,8 +34,8 @@ class Tensor:
 
     @property
     def datatype(self) -> str:
-        """Return Triton's name for the type. Raise ValueError if it is not in the backend's
-        table."""
+        """Return Triton's name for the type. Raise ValueError if the backend does not support
+        it."""
         if self.kind not in self.datatypes:
             raise ValueError(
                 f"this backend cannot serve tensor '{self.name}' of the model, a {self.kind}; "
@@ -71,7 +72,7 @@ def complete(config: Config, inputs: Mapping[str, Tensor], outputs: Mapping[str,
 
 
 def completed(tensor: Tensor, batching: bool) -> Config:
-    """Return the tensor's entry for config.pbtxt. dims cannot be empty there, so callers send a
+    """Return the tensor's entry for config.pbtxt. `dims` cannot be empty there, so callers send a
     scalar as [1].
 
     Triton allows an empty `reshape` only for models with a batch dimension. For other models the
@@ -99,7 +100,7 @@ def check(
     """Raise ValueError if config.pbtxt and the file disagree about a tensor.
 
     config.pbtxt may omit `optional` inputs. A dynamic dimension of an output in config.pbtxt
-    matches a fixed one in the file, because engines differ in which sizes they infer in advance.
+    matches a fixed one in the file, because not all engines can infer its size before a run.
     """
     controls = config.get("sequence_batching", {}).get("control_input", [])
     known = {entry["name"] for entry in (*config["input"], *controls)}
@@ -141,8 +142,9 @@ def check_tensor(config: Config, side: str, entry: Config, tensors: Mapping[str,
 
 
 def fits(configured: Sequence[int], shape: Sequence[int], free: int) -> bool:
-    """Return whether the file's shape accepts the configured shape. A dynamic dimension accepts any
-    size. From the dimension `free` on, a dynamic dimension of the configuration does too."""
+    """Return whether the file's shape accepts the configured shape. A dynamic dimension of the file
+    accepts any size. From the dimension `free` on, a dynamic dimension of the configuration matches
+    any size too."""
     if len(configured) != len(shape):
         return False
     sizes = zip(configured, shape, strict=True)

@@ -3,7 +3,7 @@ backend.
 
 It accepts the same config.pbtxt as NVIDIA's own C++ backend, with the same parameters and defaults
 (triton-inference-server/onnxruntime_backend, src/onnxruntime.cc). Each instance runs in its own
-process. Requests that cannot share a run (because of different shapes, or max_batch_size 0) are run
+process. Requests that cannot share a run, because their shapes differ or max_batch_size is 0, run
 separately.
 """
 
@@ -72,8 +72,8 @@ class TritonPythonModel(instance.Instance):  # type: ignore[misc]  # untyped, as
     complete = staticmethod(complete)
 
     def initialize(self, args: instance.Texts) -> None:
-        """Create the session, and compare config.pbtxt with the file. A ValueError makes the load
-        fail."""
+        """Create the session, and check config.pbtxt against the file. The load fails if this
+        raises ValueError."""
         config = json.loads(args["model_config"])
         settings = SessionSettings.from_config(config)
         path = instance.model_file(args, config, "model.onnx")
@@ -95,17 +95,16 @@ class TritonPythonModel(instance.Instance):  # type: ignore[misc]  # untyped, as
 
 
 class Runs:
-    """Runs merged calls: all rows in one run, or each call in a thread of its own.
+    """Runs merged calls: all of them in one run, or each call in a separate thread.
 
-    One run on all threads is fastest for texts and small images. A batch of large images does not
+    For texts and small images, one run on all threads is fastest. A batch of large images does not
     fit into the processors' caches, and the threads of a run wait for each other hundreds of times.
-    So if a model takes large images, and there are at least as many calls as threads, each call
-    runs on one thread. Measured with YOLOv5n at 640, 8 callers, and 2 processors that also decode
-    the images: 24.5 ms of processor time per call instead of 32 to 37.
+    Therefore, if a model takes large images and there are at least as many calls as threads, each
+    call runs on one thread. Measured with YOLOv5n at 640 pixels, 8 callers, and 2 processors that
+    also decode the images, a call takes 24.5 ms of processor time instead of 32 to 37.
 
-    One session uses all threads. A model with large rows also gets a second session, whose runs use
-    one thread. That session needs memory for a second copy of the weights, so it is created only
-    when it is first used.
+    `session` uses all threads. `single` is a second session, whose runs use one thread. It needs
+    memory for a second copy of the weights, so it is created only when it is first used.
     """
 
     def __init__(

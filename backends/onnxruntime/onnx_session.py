@@ -1,8 +1,8 @@
 """Creates ONNX Runtime's session for an instance: its options, its threads, its execution provider.
 
 The parameters and their defaults are the same as in NVIDIA's backend
-(triton-inference-server/onnxruntime_backend, src/onnxruntime.cc), except the number of threads,
-which depends on the container's limit rather than on the machine.
+(triton-inference-server/onnxruntime_backend, src/onnxruntime.cc), except that the default number of
+threads is the container's processor limit rather than the machine's number of processors.
 """
 
 import math
@@ -28,7 +28,8 @@ CACHE_BYTES = 1 << 20  # the L2 cache of one processor: 1 to 2 MB on today's ser
 VALUE_BYTES = 4  # runs compute in FP32, even if the pixels are UINT8
 CPU = ("CPUExecutionProvider",)
 DISABLED = 2  # the value of optimization.graph.level in config.pbtxt that turns optimization off
-# the supported parameters in config.pbtxt, including those of NVIDIA's that apply only to a GPU
+# the supported parameters in config.pbtxt, including those of NVIDIA's backend that apply only to a
+# GPU
 PARAMETERS = (
     "intra_op_thread_count",
     "inter_op_thread_count",
@@ -56,8 +57,8 @@ OPTIMIZATION_LEVELS = {
 
 @dataclass(frozen=True)
 class SessionSettings:
-    """A session's settings, from the `parameters` in config.pbtxt. All of them are parameters of
-    NVIDIA's backend too, except `separate_runs`."""
+    """The settings of a session, from the `parameters` in config.pbtxt. NVIDIA's backend has all of
+    them too, except `separate_runs`."""
 
     intra_op_threads: int = 1
     inter_op_threads: int = 0
@@ -88,7 +89,7 @@ class SessionSettings:
         )
 
     def options(self) -> ort.SessionOptions:
-        """Return ONNX Runtime's options. Waiting threads spin only briefly, because the models
+        """Return ONNX Runtime's options. Waiting threads spin only briefly, because several models
         share the processors."""
         options = ort.SessionOptions()
         options.intra_op_num_threads = self.intra_op_threads
@@ -108,11 +109,11 @@ class SessionSettings:
 
 
 def separate_runs(config: Mapping[str, Any], parameters: Mapping[str, str], threads: int) -> bool:
-    """Return whether merged requests run at the same time, on one thread each. The parameter
-    separate_runs decides; without it, they do if a row exceeds the cache.
+    """Return whether merged requests run in parallel, each on one thread. The parameter
+    `separate_runs` decides; by default, they do if a row does not fit into the cache.
 
-    Return False on a GPU, if there is only one thread, or if the batcher merges fewer requests than
-    there are threads.
+    Return False on a GPU, with a single thread, or if the batcher merges fewer requests than there
+    are threads.
     """
     merged = int(config["max_batch_size"]) if "dynamic_batching" in config else 0
     kinds = [group["kind"] for group in config.get("instance_group", ())]
@@ -131,15 +132,16 @@ UNOPTIMIZED = SessionSettings(level=DISABLED)
 
 
 def run_options() -> ort.RunOptions:
-    """Return the options for every run. Errors go to the caller, so they are not logged as well."""
+    """Return the options for every run. Errors are returned to the caller, so they are not logged
+    too."""
     options = ort.RunOptions()
     options.log_severity_level = FATAL
     return options
 
 
 def providers(args: Mapping[str, str]) -> list[Any]:
-    """Return CUDA followed by the CPU if the instance is on a GPU and this onnxruntime supports
-    CUDA, otherwise only the CPU."""
+    """Return the execution providers: CUDA and the CPU if the instance is on a GPU and this
+    onnxruntime supports CUDA, and otherwise only the CPU."""
     if (
         args["model_instance_kind"] == "GPU"
         and "CUDAExecutionProvider" in ort.get_available_providers()
@@ -150,7 +152,7 @@ def providers(args: Mapping[str, str]) -> list[Any]:
 
 
 def load(path: Path, settings: SessionSettings, execution_providers: Sequence[Any] = CPU) -> Any:
-    """Create the session. Raise ValueError or FileNotFoundError if the file is invalid or
+    """Create the session. Raise ValueError if the file is invalid, and FileNotFoundError if it is
     missing."""
     file = path / "model.onnx" if path.is_dir() else path
     if not file.is_file():

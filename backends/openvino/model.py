@@ -1,8 +1,8 @@
 """Serves `backend: "openvino"` without NVIDIA's image: OpenVINO in a Python-based backend.
 
 It accepts the same config.pbtxt as NVIDIA's own C++ backend, with the same parameters
-(triton-inference-server/openvino_backend). Each instance runs in a process of its own, in which no
-other engine is loaded, because processes with both ONNX Runtime and OpenVINO have crashed.
+(triton-inference-server/openvino_backend). Each instance runs in its own process without any other
+engine, because processes that used both ONNX Runtime and OpenVINO have crashed.
 """
 
 import json
@@ -29,8 +29,8 @@ class TritonPythonModel(instance.Instance):  # type: ignore[misc]  # mypy finds 
     complete = staticmethod(complete)
 
     def initialize(self, args: instance.Texts) -> None:
-        """Compile the model, and compare config.pbtxt with it. A ValueError or FileNotFoundError
-        makes the load fail."""
+        """Compile the model, and check config.pbtxt against it. The load fails if this raises
+        ValueError or FileNotFoundError."""
         config = json.loads(args["model_config"])
         settings = OpenvinoSettings.from_config(config)
         file = instance.model_file(args, config, engine.DEFAULT_FILE)

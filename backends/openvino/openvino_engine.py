@@ -2,7 +2,7 @@
 and runs it. This module imports OpenVINO.
 
 Each run uses `start_async` and `wait`. With one thread, the synchronous `infer` of OpenVINO 2026.4
-loses the error if shapes do not match: it returns the outputs of the previous request, which may be
+does not report mismatched shapes: it returns the outputs of the previous request, which may be
 another caller's, or the process crashes (SIGSEGV).
 """
 
@@ -45,15 +45,15 @@ DATATYPES = {
     "f64": "TYPE_FP64",
 }
 KINDS = {datatype: kind for kind, datatype in DATATYPES.items()}
-CONVERTED = {*DATATYPES, "bf16"}  # datatypes that the compiled model can convert to each other
+CONVERTED = {*DATATYPES, "bf16"}  # datatypes that a compiled model can convert to one another
 DEVICE = "CPU"
 # Texts are padded to a multiple of this many tokens, because OpenVINO compiles code for each shape
 # and keeps it: 1.5 MB for a shape of all-MiniLM-L6-v2.
 MULTIPLE = 8
-# An operator that ONNX Runtime defines and OpenVINO computes differently: an LSTM's scores were off
+# An operator of ONNX Runtime that OpenVINO computes differently. The scores of an LSTM were wrong
 # by 0.5 out of 17.
 UNLIKE = b"DynamicQuantizeLSTM"
-# matches those errors of OpenVINO that mean that the request is invalid
+# matches the errors of OpenVINO that mean that the request is invalid
 WRONG_SHAPE = re.compile("shape_inference/|ParameterMismatch")
 # NumPy's integer types whose values may not fit into int32, in which OpenVINO computes
 WIDE = ("i8", "u8", "u4")
@@ -63,8 +63,8 @@ INT32 = np.iinfo(np.int32)
 
 
 def read(file: Path) -> Any:
-    """Read the model in the file. Raise ValueError or FileNotFoundError if the file is invalid or
-    missing."""
+    """Read the model in the file. Raise ValueError if the file is invalid, and FileNotFoundError if
+    it is missing."""
     if not file.exists():
         other = file.with_name("model.onnx")
         remedy = '; say default_model_filename: "model.onnx"' if other.is_file() else ""
@@ -167,8 +167,8 @@ def complete(config: Config, file: Path) -> None:
 
 
 def compiled(model: Any, settings: OpenvinoSettings, args: Mapping[str, str]) -> Any:
-    """Compile the model or load it from the cache, and log how. Raise ValueError if the processor
-    does not support it. `args` is what Triton passes to initialize."""
+    """Compile the model or load it from the cache, and log which of the two happened. Raise
+    ValueError if the processor does not support it. `args` is what Triton passes to initialize."""
     warnings = list(settings.warnings)
     core = openvino.Core()
     capabilities = core.get_property(DEVICE, "OPTIMIZATION_CAPABILITIES")
@@ -205,7 +205,8 @@ def _described(compiled: Any) -> str:
 
 
 class Runs:
-    """Runs merged calls at the same time on several streams, each with its share of the threads."""
+    """Runs merged calls in parallel on several streams, each of which has its share of the
+    threads."""
 
     def __init__(self, compiled: Any, merge: Merge) -> None:
         self.compiled = compiled
@@ -241,8 +242,8 @@ class Runs:
 
 
 def rows_of_tables(model: Any) -> dict[str, int]:
-    """Return {input: number of rows in the table that its values index}. For an index past the last
-    row, OpenVINO would read zeros."""
+    """Return the inputs that contain indices into a table, such as an embedding, each with the
+    number of the table's rows. OpenVINO would read zeros for an index past the last row."""
     rows: dict[str, int] = {}
     for port in model.inputs:
         sizes = _table_sizes(port)
@@ -251,8 +252,8 @@ def rows_of_tables(model: Any) -> dict[str, int]:
 
 
 def _table_sizes(values: Any) -> list[int]:
-    """Return the row counts of the tables into which `values`, an output in the graph, are indices.
-    Leave out unknown counts."""
+    """Return the numbers of rows of the tables into which `values`, an output in the graph, are
+    indices. Unknown numbers are left out."""
     sizes = []
     for target in values.get_target_inputs():
         node, index = target.get_node(), target.get_index()

@@ -1,5 +1,5 @@
-"""Reads the `parameters` in config.pbtxt, and keeps the cache of compiled models. The parameters
-have the names and meanings of those in NVIDIA's backend (openvino_backend, README.md).
+"""Reads the `parameters` in config.pbtxt, and manages the cache of compiled models. The parameters
+have the same names and meanings as in NVIDIA's backend (openvino_backend, README.md).
 
 INFERENCE_PRECISION_HINT is not a parameter of NVIDIA's backend but a property of OpenVINO. This
 module does not import OpenVINO.
@@ -41,8 +41,8 @@ REMOVED = {  # NVIDIA's parameters that this backend does not support -> what to
     "SKIP_OV_DYNAMIC_BATCHSIZE": "leave it out: a batch may have any number of rows",
     "ENABLE_BATCH_PADDING": "leave it out: a batch may have any number of rows",
 }
-# maximum bytes of compiled models in the cache: in multi-model mode, models come and go while the
-# container runs
+# Maximum size of the cache in bytes. In multi-model mode, models come and go while the container
+# runs.
 LIMIT_BYTES = 4 << 30
 # parameters of the Python backend, on which this backend runs
 TRITONS = ("EXECUTION_ENV_PATH", "FORCE_CPU_ONLY_INPUT_TENSORS")
@@ -50,8 +50,8 @@ TRITONS = ("EXECUTION_ENV_PATH", "FORCE_CPU_ONLY_INPUT_TENSORS")
 
 @dataclass(frozen=True)
 class OpenvinoSettings:
-    """The settings of an instance. The defaults are NVIDIA's, except the number of threads, which
-    depends on the container's limit."""
+    """The settings of an instance. The defaults are those of NVIDIA's backend, except that the
+    number of threads follows from the container's processor limit."""
 
     threads: int = 1
     hint: str = "LATENCY"
@@ -88,8 +88,8 @@ class OpenvinoSettings:
     def properties(self, capabilities: list[str]) -> dict[str, Any]:
         """Return OpenVINO's properties for a processor with these `capabilities`.
 
-        Threads are not pinned, because the threads of several models would be pinned to the same
-        processors.
+        Threads are not pinned to processors, because the threads of several models would be pinned
+        to the same ones.
         """
         properties: dict[str, Any] = {
             "PERFORMANCE_HINT": self.hint,
@@ -113,7 +113,8 @@ class OpenvinoSettings:
 def _one_of(
     parameters: Mapping[str, str], name: str, allowed: Sequence[str], default: str = ""
 ) -> str:
-    """Return the parameter's text, in lower case, which must be one of the `allowed` ones."""
+    """Return the parameter's value in lower case. Raise ValueError if it is not one of the
+    `allowed` values."""
     known = {text: text for text in allowed}
     text = read(parameters, name, lambda text: known[text.lower()], default, ", ".join(allowed))
     return str(text)
@@ -169,8 +170,9 @@ def blobs(folder: Path) -> set[Path]:
 
 
 def _tidy(folder: Path, before: set[Path]) -> None:
-    """Remove this version's earlier compiled models if there is a new one; otherwise mark them as
-    used. Then remove the least recently used models, of any version, beyond the limit."""
+    """If there is a new compiled model of this version, remove the earlier ones; otherwise mark
+    them as used. Then remove the least recently used models of all versions until the cache is
+    within its limit."""
     new = blobs(folder) - before
     for old in before:
         if new:

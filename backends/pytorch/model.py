@@ -3,7 +3,7 @@ backend.
 
 It accepts the same config.pbtxt as NVIDIA's own C++ backend, with the same tensor names
 (naming.py), parameters and defaults (torch_settings.py; triton-inference-server/pytorch_backend).
-Each instance runs in a process of its own. The container does not include PyTorch. Without it, a
+Each instance runs in its own process. The container does not include PyTorch; if it is missing, a
 load fails with an error that says what to install.
 """
 
@@ -31,8 +31,8 @@ class TritonPythonModel(Instance):  # type: ignore[misc]  # mypy finds no base c
     complete = staticmethod(complete)
 
     def initialize(self, args: Texts) -> None:
-        """Load the module. A ValueError, or a ModuleNotFoundError if PyTorch is missing, makes the
-        load fail."""
+        """Load the module. The load fails if this raises ValueError, or ModuleNotFoundError if
+        PyTorch is missing."""
         with needs("the platform pytorch_libtorch needs PyTorch", REMEDY):
             from torch_instance import TorchInstance  # type: ignore[import-not-found]
         self.batcher = TorchInstance(json.loads(args["model_config"]), args).batcher

@@ -18,7 +18,7 @@ SUPPORTED = "one dictionary of tensors, or tensors and lists of strings"
 
 
 class TorchInstance:
-    """A loaded TorchScript module. Creating it loads the file, and raises ValueError if
+    """Runs one TorchScript module. The constructor loads the file, and raises ValueError if
     config.pbtxt does not match the module's forward()."""
 
     def __init__(self, config: instance.Config, args: instance.Texts) -> None:
@@ -37,7 +37,8 @@ class TorchInstance:
         naming.check(config)
         arguments = arguments_of(self.module)
         names = naming.input_names(config)
-        # the position of each input, unless forward() takes a dictionary
+        # the position of each input among forward()'s arguments, or None if forward() takes a
+        # dictionary
         self.inputs = None if arguments is None else naming.input_positions(names, arguments)
         self.outputs = naming.output_positions([entry["name"] for entry in config["output"]])
         self.datatypes = {
@@ -86,8 +87,8 @@ class TorchInstance:
             )
         if not result.ndim:
             raise ValueError(f"output '{name}' is a scalar; scalars are not supported")
-        # copy the result, because the module may reuse its memory in the next run, before this
-        # response is sent
+        # Copy the result, because the module may reuse its memory in the next run, before this
+        # response has been sent.
         copied = result.clone(memory_format=torch.contiguous_format)
         return self._checked(name, copied.cpu().numpy())
 
@@ -128,8 +129,8 @@ def arguments_of(module: Any) -> list[str] | None:
 
 
 def load(path: Path, device: Any) -> Any:
-    """Load a module, in the mode in which it was saved. Raise ValueError or FileNotFoundError if
-    the file is invalid or missing."""
+    """Load a module, in the mode (training or evaluation) in which it was saved. Raise ValueError
+    if the file is invalid, and FileNotFoundError if it is missing."""
     if not path.is_file():
         raise FileNotFoundError(f"unable to find '{path}'")
     try:

@@ -1,4 +1,4 @@
-"""Reads the `parameters` in config.pbtxt, which have the names and meanings of those in NVIDIA's
+"""Reads the `parameters` in config.pbtxt, which have the same names and meanings as in NVIDIA's
 backend (pytorch_backend, README.md)."""
 
 from collections.abc import Iterator
@@ -20,8 +20,8 @@ SWITCHES = {
 
 @dataclass(frozen=True)
 class TorchSettings:
-    """The settings of an instance. The defaults are NVIDIA's, except the number of threads, which
-    depends on the container's limit."""
+    """The settings of an instance. The defaults are those of NVIDIA's backend, except that the
+    number of threads follows from the container's processor limit."""
 
     inference_mode: bool = True
     optimized_execution: bool = True
@@ -62,7 +62,8 @@ class TorchSettings:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Turn gradients off, and set the executor's optimization, for a run in this context."""
+        """Turn off gradients, and set the executor's optimization, in this context, which encloses
+        a run."""
         without_gradients = torch.inference_mode() if self.inference_mode else torch.no_grad()
         with without_gradients, torch.jit.optimized_execution(self.optimized_execution):
             yield

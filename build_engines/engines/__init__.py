@@ -1,2 +1,2 @@
-"""Turns an fp32 model into the file that is served: by ONNX Runtime and OpenVINO on a CPU, by
+"""Turns an fp32 model into the file that is served: by ONNX Runtime or OpenVINO on a CPU, or by
 TensorRT on a GPU."""

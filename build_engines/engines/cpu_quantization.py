@@ -1,13 +1,14 @@
 """Quantizes a model to INT8 for a CPU, with ONNX Runtime's quantizer.
 
-Images: the convolutions become static INT8 (QDQ, per channel, calibrated). A detector's last
-convolutions and the decoding after them stay in fp32, because boxes and scores share one tensor
-there, and one scale for both costs 0.05 of mAP50-95. For ONNX Runtime, the operators between the
-convolutions become INT8 too. For OpenVINO they must not: it fuses a convolution, the activation
-after it and the rounding for the next one into one step, unless something between them is rounded.
+In image models, convolutions become static INT8 (QDQ, per channel, calibrated). A detector's last
+convolutions, and the decoding after them, stay in fp32: boxes and scores share one tensor there,
+and a common scale would cost 0.05 of mAP50-95. For ONNX Runtime, the operators between convolutions
+become INT8 too. For OpenVINO they stay in fp32, because OpenVINO fuses a convolution, its
+activation and the quantization of the next convolution's input only if nothing between them is
+quantized.
 
-Texts: the matrix products become dynamic INT8 for ONNX Runtime, and static, calibrated INT8 for
-OpenVINO, which has no fast kernel for dynamic INT8.
+In text models, matrix products become dynamic INT8 for ONNX Runtime, and static, calibrated INT8
+for OpenVINO, which has no fast kernel for dynamic INT8.
 """
 
 import logging
@@ -57,7 +58,8 @@ OPERATORS = {ONNX_RUNTIME: BETWEEN, OPENVINO: ("Conv",)}
 def quantize(
     model_spec: ModelSpec, folder: Path, request: Request, engine: str = ONNX_RUNTIME
 ) -> None:
-    """Quantize 1/model.onnx in place, for an engine."""
+    """Quantize 1/model.onnx in place, for ONNX Runtime or OpenVINO. Raise BuildError if the model
+    cannot be quantized."""
     file = folder / "1" / "model.onnx"
     with tempfile.TemporaryDirectory() as scratch, _quiet():
         prepared, target = Path(scratch) / "prepared.onnx", Path(scratch) / "int8.onnx"
@@ -86,8 +88,8 @@ def _static(
     keeps_head: bool,
     operators: Sequence[str],
 ) -> None:
-    """Quantize statically. If only one kind of operator is named, only the inputs of these
-    operators are rounded."""
+    """Quantize `source` statically, and write it to `target`. If `operators` has only one type,
+    quantize only the inputs of these operators, not their outputs."""
     graph = onnx.load(source, load_external_data=False).graph
     if not any(node.op_type == operators[0] for node in graph.node):
         raise BuildError(f"INT8 quantizes {operators[0]}, and this model has no such operator")
@@ -108,8 +110,8 @@ def _static(
 
 
 def preparation(graph: Any, first: str = "Conv") -> list[str]:
-    """Return the names of the nodes before the first operator of the type `first`. Before the first
-    convolution they normalize pixels, where INT8 would save no time and lose precision."""
+    """Return the names of the nodes before the first operator of the type `first`. The nodes before
+    the first convolution normalize pixels, where INT8 would lose precision and save no time."""
     return [node.name for node in takewhile(lambda node: node.op_type != first, graph.node)]
 
 
@@ -142,9 +144,9 @@ def _dynamic(source: Path, target: Path) -> None:
 
 
 def _untie(path: Path) -> None:
-    """Give each Gemm its own matrix, because the quantizer transposes it in place even if other
-    nodes read it too. BERT's word embeddings, for example, are also the last matrix of its language
-    model."""
+    """Give each Gemm a copy of its matrix if other nodes read it too, because the quantizer
+    transposes it in place. BERT's word embeddings, for example, are also the last matrix of its
+    language model."""
     model = onnx.load(path)
     uses = Counter(name for node in model.graph.node for name in node.input)
     matrices = {tensor.name: tensor for tensor in model.graph.initializer}
@@ -171,8 +173,8 @@ def _tidy(path: Path) -> None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Hide the quantizer's advice, on the root logger, to prepare the model, which is prepared
-    already."""
+    """Silence the quantizer in this context. It would log the advice to prepare the model, which
+    has been done."""
     logging.disable(logging.WARNING)
     try:
         yield
@@ -181,8 +183,8 @@ def _quiet() -> Iterator[None]:
 
 
 def client_in(folder: Path, model_spec: ModelSpec) -> ModelClient | None:
-    """Return the model's client, made with the files in the folder. Raise BuildError if the client
-    does not fit the model."""
+    """Return the model's client, created from the files in the folder, or None if the model has
+    none. Raise BuildError if the client does not fit the model."""
     if not model_spec.client:
         return None
     model = Model(
@@ -207,8 +209,8 @@ class Batches(CalibrationDataReader):  # type: ignore[misc]
 
 
 def calibration_batches(client: ModelClient, request: Request) -> Batches:
-    """Return the client's tensors for the samples of --calibration, without those that are held out
-    for the comparison."""
+    """Return the inputs of the model for the samples of --calibration, except those held out for
+    the comparison. Raise UsageError if there are no such samples."""
     samples = by_client(client.model.parameters["client"]).samples
     if samples is None:
         raise UsageError(f"{client.model.parameters['client']} cannot be calibrated for INT8")

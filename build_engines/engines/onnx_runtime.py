@@ -1,4 +1,4 @@
-"""Makes the engines that serve an ONNX file: --for cpu, openvino and gpu.
+"""Creates the engines that serve an ONNX file: --for cpu, openvino and gpu.
 
 fp16 is no faster than fp32 on any CPU that was measured.
 """
@@ -36,7 +36,7 @@ def for_cpu(model_spec: ModelSpec, folder: Path, request: Request) -> Engine:
     if request.precision == "int8":
         quantize(model_spec, folder, request)
         return Engine(ONNX, "int8", {"onnxruntime": onnxruntime.__version__}, runs_on_cpu=True)
-    # on a GPU the fp32 file is served too, unless it has operators that no GPU computes
+    # The fp32 file can be served on a GPU too, unless it has operators that no GPU supports.
     return Engine(ONNX, "fp32", runs_on_cpu=by_client(model_spec.client).cpu_only)
 
 
@@ -45,7 +45,8 @@ def for_openvino(model_spec: ModelSpec, folder: Path, request: Request) -> Engin
     file as it is: OpenVINO computes it in BF16 if the processor supports that. Raise UsageError for
     another precision.
 
-    The configuration names OpenVINO, because ONNX Runtime runs such an INT8 file slowly.
+    config.pbtxt names OpenVINO as the engine, because ONNX Runtime would run such an INT8 file
+    slowly.
     """
     if request.precision == "fp16":
         raise UsageError(NO_FP16)
@@ -59,12 +60,9 @@ def for_openvino(model_spec: ModelSpec, folder: Path, request: Request) -> Engin
 
 def for_gpu(model_spec: ModelSpec, folder: Path, request: Request) -> Engine:
     """Return the engine for any GPU. 1/model.onnx stays as it is: ONNX Runtime's TensorRT provider
-    serves it, so there is no plan to ship.
-
-    The provider builds an engine at the first request of each shape and keeps it in its cache. The
-    parameters are those of NVIDIA's ONNX Runtime backend (its README, "ONNX Runtime with TensorRT
-    optimization").
-    """
+    serves it, so no plan has to be shipped. The provider builds an engine at the first request of
+    each shape and keeps it in its cache. The parameters are those of NVIDIA's ONNX Runtime backend
+    (its README, "ONNX Runtime with TensorRT optimization")."""
     tensorrt.check(model_spec)
     if request.precision not in ("fp32", "fp16"):
         raise UsageError(

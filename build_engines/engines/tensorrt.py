@@ -1,10 +1,10 @@
-"""Builds a TensorRT plan with trtexec, on the kind of GPU that serves it.
+"""Builds a TensorRT plan with trtexec, which must run on the kind of GPU that will serve the plan.
 
     1/model.onnx --profile, precision--> trtexec --> 1/model.plan (, 1/calibration.cache)
 
-The ONNX file stays: it is served on machines without a GPU, and plans for other GPUs are built from
-it. For INT8, ONNX Runtime measures the tensors' ranges on the calibration instances, and the ranges
-are written as TensorRT's calibration cache.
+The ONNX file is kept, for machines without a GPU and for building plans for other GPUs. For INT8,
+ONNX Runtime measures the range of each tensor on the calibration samples, and these ranges are
+written as TensorRT's calibration cache.
 """
 
 import re
@@ -47,7 +47,7 @@ def build(model_spec: ModelSpec, folder: Path, request: Request) -> Engine:
     shapes = model_spec.profile()
     inputs, _ = onnx_reader.specs(onnx_reader.read(onnx))
     profile = {spec.name: shapes[spec.name] for spec in inputs if -1 in spec.shape}
-    # measured kernel times are valid for one kind of GPU and one version of TensorRT
+    # kernel timings are valid only for one kind of GPU and one version of TensorRT
     timing = re.sub(r"[^A-Za-z0-9.]+", "-", f"timing-{gpu.gpu}-{program.version}")
     cache_folder().mkdir(parents=True, exist_ok=True)
     print(
@@ -106,11 +106,10 @@ def activation_ranges(onnx: Path, batches: CalibrationDataReader) -> dict[str, f
 
 
 def calibration_cache(ranges: Mapping[str, float], code: int) -> str:
-    """Return the text that TensorRT's IInt8EntropyCalibrator2 writes in version `code`: a header,
-    then NAME: SCALE.
+    """Return a calibration cache in the format of TensorRT's IInt8EntropyCalibrator2: a header with
+    the version `code`, then a line NAME: SCALE for each tensor.
 
-    A scale is one step of INT8, a 32-bit float whose bytes, the highest first, are written in
-    hexadecimal digits.
+    A scale is the size of one INT8 step, written as a big-endian 32-bit float in hexadecimal.
     """
     lines = [f"TRT-{code}-EntropyCalibration2"]
     for name, value in sorted(ranges.items()):

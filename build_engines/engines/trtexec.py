@@ -1,5 +1,5 @@
-"""Builds and runs TensorRT plans with NVIDIA's program trtexec, of TensorRT 10 or newer, and finds
-out which GPU this machine has. For trtexec's options see NVIDIA/TensorRT,
+"""Builds and runs TensorRT plans with NVIDIA's trtexec (TensorRT 10 or newer), and identifies this
+machine's GPU. trtexec's options are defined in NVIDIA/TensorRT,
 samples/common/sampleOptions.cpp."""
 
 import json
@@ -24,14 +24,14 @@ from build_engines.errors import BuildError
 from clients.base import Tensors
 from serving.host.processes import dying_with_us
 
-# where NVIDIA's TensorRT and PyTorch images have trtexec
+# where NVIDIA's TensorRT and PyTorch images install trtexec
 FOLDERS = "/usr/src/tensorrt/bin:/opt/tensorrt/bin"
 HELP_SECONDS = 60.0  # trtexec loads gigabytes of libraries, perhaps from a slow disk
 SMI_SECONDS = 20.0  # nvidia-smi waits while a driver is being loaded
 OLDEST = 10  # TensorRT's major version; older ones lack INT64, which the text clients send
 WORKSPACE_MB = 4096
 REPORT_SECONDS = 5.0
-REMEMBERED, SHOWN = 200, 5  # how many lines of output are kept, and how many an error shows
+REMEMBERED, SHOWN = 200, 5  # number of output lines that are kept, and that an error shows
 WHERE_TO_GET_IT = (
     "run this in NVIDIA's image, on the kind of GPU that serves: "
     "docker run --gpus all -v $PWD:/work -w /work nvcr.io/nvidia/tensorrt:YY.MM-py3 …, with "
@@ -40,7 +40,7 @@ WHERE_TO_GET_IT = (
 _BANNER = re.compile(r"\[TensorRT v(\d+)\]")
 _PREFIX = re.compile(r"^\[\d\d/\d\d/\d{4}-\d\d:\d\d:\d\d\] \[[VIWEF]\] ")
 
-# the least, usual and largest shape of each input whose shape varies
+# the minimum, typical and maximum shape of each input whose shape varies
 Profile = Mapping[str, tuple[tuple[int, ...], ...]]
 
 
@@ -74,7 +74,7 @@ def find_trtexec() -> str:
 
 @dataclass(frozen=True)
 class Trtexec:
-    """An installed trtexec: its path, its TensorRT version as NvInferVersion.h packs it (100800),
+    """An installed trtexec: its path, its TensorRT version as NvInferVersion.h encodes it (100800),
     and the output of --help."""
 
     path: str
@@ -90,8 +90,8 @@ class Trtexec:
 
     @classmethod
     def find(cls) -> "Trtexec":
-        """Find trtexec, and ask it for its version. Raise BuildError if it is missing, is too old
-        or does not run."""
+        """Find trtexec, and ask it for its version. Raise BuildError if it is missing, too old or
+        does not run."""
         path = find_trtexec()
         if not path:
             raise BuildError(
@@ -146,7 +146,7 @@ class Trtexec:
         """Run trtexec, and print its newest line every 5 s. Raise BuildError with its last errors
         if it fails.
 
-        The kernel kills trtexec when this process ends, even if SIGKILL ends it.
+        The kernel kills trtexec when this process ends, even by SIGKILL.
         """
         lines: deque[str] = deque(maxlen=REMEMBERED)
         started = shown = time.monotonic()
@@ -187,21 +187,21 @@ def _last_errors(lines: Collection[str]) -> str:
 
 
 def _quoted(name: str) -> str:
-    """Return a tensor's name, in quotes if trtexec's lists need them."""
+    """Return a tensor's name, quoted if it contains a separator of trtexec's lists."""
     return f"'{name}'" if set(name) & set(":,") else name
 
 
 def _written(shapes: Mapping[str, Sequence[int]]) -> str:
-    """Return shapes, keyed by tensor name, in trtexec's notation."""
+    """Return the shapes, keyed by tensor name, in trtexec's notation."""
     sizes = {name: "x".join(map(str, shape)) for name, shape in shapes.items()}
     return ",".join(f"{_quoted(name)}:{text}" for name, text in sizes.items())
 
 
 def run_plan(path: Path, feed: Tensors) -> Tensors:
-    """Run a plan that has its model.onnx beside it. Return the outputs, which have six digits.
-    Raise BuildError if trtexec fails.
+    """Run a plan that has its model.onnx beside it. Return the outputs, which trtexec writes with
+    six digits. Raise BuildError if trtexec fails.
 
-    trtexec loads the plan again for each call, which takes seconds.
+    Each call loads the plan again, which takes seconds.
     """
     specs, _ = onnx_reader.specs(onnx_reader.read(path.with_suffix(".onnx")))
     shapes = {each.name: feed[each.name].shape for each in specs if -1 in each.shape}
@@ -229,7 +229,8 @@ def _array(entry: Mapping[str, Any]) -> NDArray[np.float32]:
 
 
 def bound_to() -> dict[str, str]:
-    """Return what a plan built on this machine depends on, or {} if none can be built here."""
+    """Return the GPU and the TensorRT version that a plan built on this machine is bound to, or {}
+    if none can be built here."""
     try:
         gpu = this_gpu()
         return {"gpu": gpu.gpu, "tensorrt": Trtexec.find().version} if gpu else {}

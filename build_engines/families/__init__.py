@@ -1,2 +1,2 @@
-"""Contains the families of models that can be built: each module with a FAMILY is one. The other
-modules hold what families share. find_family.py chooses the family for a build."""
+"""Contains the families of models that can be built. A module that defines FAMILY is a family; the
+other modules are shared by several families. find_family.py chooses the family for a build."""

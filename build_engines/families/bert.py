@@ -15,10 +15,10 @@ from safetensors.numpy import load_file
 from build_engines.errors import BuildError, shortened
 from build_engines.onnx_writer import Array, Graph
 
-# what Google's BERT adds to the scores of padding; FP16 can represent it too
+# added to the attention scores of padding, as in Google's BERT; the number fits FP16 too
 MASKED_SCORE = -10000.0
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
-# weights of BERT's pretraining that many checkpoints still contain
+# pretraining weights that many checkpoints still contain
 SPARE = re.compile(r"embeddings\.position_ids$|pooler\.|cls\.")
 POOLING = ("mean", "cls")
 
@@ -32,8 +32,8 @@ def is_plain(config: Mapping[str, Any], pooling: str) -> bool:
 
 
 def load_weights(checkpoint: Path) -> dict[str, Array]:
-    """Return the tensors under BertModel's names: without "bert.", and with LayerNorm.weight and
-    .bias instead of .gamma and .beta."""
+    """Return the checkpoint's tensors, named as in transformers' BertModel: without the prefix
+    "bert.", and with LayerNorm.weight and .bias instead of .gamma and .beta."""
     tensors: dict[str, Array] = {}
     for file in sorted(checkpoint.glob("*.safetensors")):
         for key, tensor in load_file(file).items():
@@ -46,12 +46,12 @@ def bert_model(
     config: Mapping[str, Any], tensors: Mapping[str, Array], pooling: str
 ) -> onnx.ModelProto:
     """Return the ONNX model of a checkpoint. `config` is its config.json, `tensors` are its weights
-    (of any float type), and `pooling` says what an embedding is: the mean of the tokens, or the
-    first of them (cls). Raise BuildError if the weights do not fit the network.
+    (of any float type), and `pooling` says how the tokens' states become an embedding: by their
+    mean, or by taking the first one (cls). Raise BuildError if the weights do not fit the network.
 
     Inputs INT64 [batch, sequence]: input_ids, attention_mask, token_type_ids. Outputs FP32:
     last_hidden_state [batch, sequence, hidden] and sentence_embedding [batch, hidden]. For a text
-    of 512 tokens, BERT-base's are 1.6 MB and 3 kB.
+    of 512 tokens, BERT-base's outputs have 1.6 MB and 3 kB.
     """
     try:
         graph = _BertGraph(config, tensors)
@@ -75,8 +75,8 @@ def bert_model(
 
 
 class _BertGraph(Graph):
-    """Uses the standard operators of opset 17, in an order in which ONNX Runtime's optimizer
-    recognizes and fuses attention, GELU and skip-LayerNorm."""
+    """Builds the graph from standard operators of opset 17, in an order in which ONNX Runtime's
+    optimizer recognizes and fuses attention, GELU and skip-LayerNorm."""
 
     def __init__(self, config: Mapping[str, Any], tensors: Mapping[str, Array]) -> None:
         super().__init__()
@@ -126,8 +126,8 @@ class _BertGraph(Graph):
         return self.layer_norm(total, "embeddings.LayerNorm")
 
     def mask(self) -> str:
-        """Compute what is added to the scores, [batch, 1, 1, sequence]: 0 for tokens, and -10000
-        for padding."""
+        """Compute the numbers that are added to the attention scores, [batch, 1, 1, sequence]: 0
+        for tokens, and -10000 for padding."""
         mask = self.add("Unsqueeze", "attention_mask", [1])
         mask = self.add("Unsqueeze", mask, [2])
         one = np.float32(1.0)
@@ -140,8 +140,8 @@ class _BertGraph(Graph):
         return self.add("Transpose", split, perm=order)
 
     def attention(self, x: str, mask: str, key: str) -> str:
-        """Compute multi-head attention before its output layer: [batch, sequence, hidden] -> the
-        same."""
+        """Compute multi-head attention without its output layer. Input and output are [batch,
+        sequence, hidden]."""
         query = self.split_heads(x, f"{key}.query", (0, 2, 1, 3))
         keys = self.split_heads(x, f"{key}.key", (0, 2, 3, 1))
         values = self.split_heads(x, f"{key}.value", (0, 2, 1, 3))

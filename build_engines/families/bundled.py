@@ -1,5 +1,5 @@
-"""Copies files of the bundled models from model_repository, and builds `resnet` and `yolov5` from
-them, small networks that read handwritten digits."""
+"""Copies files of the bundled models from model_repository. `resnet` and `yolov5`, small networks
+that read handwritten digits, are built by copying alone."""
 
 import shutil
 from pathlib import Path
@@ -49,7 +49,7 @@ def write_model(
 
 
 def copy_example(model: str, folder: Path, *others: str) -> None:
-    """Copy a bundled model's example, and its `others`, into the folder."""
+    """Copy the example of a bundled model into the folder, and its files that match `others`."""
     for pattern in ("example.*", *others):
         for file in (REPOSITORY / model).glob(pattern):
             shutil.copyfile(file, folder / file.name)

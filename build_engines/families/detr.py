@@ -11,7 +11,7 @@ from build_engines.families.image_checkpoint import WRITERS
 from build_engines.measures import DETECTIONS, IMAGES
 from clients.detr import BOXES, LOGITS
 
-STRANGE_BOXES = 0.05  # the share of boxes that may differ
+STRANGE_BOXES = 0.05  # maximum share of boxes that may differ
 
 
 def _boxes(network: Any, images: Any) -> tuple[Any, ...]:
@@ -33,8 +33,9 @@ def _equal_sets(outputs: Arrays, wanted: Arrays, *_: Any) -> bool:
 
 
 def _kept_boxes(processor: Any) -> dict[str, str]:
-    """Return the client's settings that decide which boxes it keeps. They follow from how many of
-    300 good boxes, each with three equally good classes, the processor keeps."""
+    """Return the client's settings that decide which boxes are kept. To determine them, give the
+    image processor 300 boxes, each with three equally high class scores, and count how many it
+    keeps."""
     import torch
 
     from build_engines.families.image_network import name_of

@@ -56,8 +56,8 @@ def write_model(_: Family, __: Weights, request: Request, folder: Path) -> Model
 
 
 class _Unpickler(pickle.Unpickler):
-    """Allows only what a state_dict holds: storages, and tensors, read as (storage, offset, size,
-    stride)."""
+    """Unpickles only what a state_dict contains: storages, and tensors, which become tuples
+    (storage, offset, size, stride)."""
 
     def persistent_load(self, pid: Any) -> Any:
         """Return the type and key of a storage. `pid` is ("storage", type, key, …)."""
@@ -72,9 +72,9 @@ class _Unpickler(pickle.Unpickler):
 
 
 def read_state_dict(path: Path) -> dict[str, Array]:
-    """Return the tensors of a state_dict that torch before 1.6 saved. The file has five pickles (a
-    number for the format, its version, the machine, the tensors, the storages' keys), then each
-    storage's length and data."""
+    """Return the tensors of a state_dict saved by a torch version before 1.6. The file has five
+    pickles (a magic number, the format's version, the machine, the tensors, the keys of the
+    storages), followed by the length and data of each storage."""
     with path.open("rb") as file:
         *_, tensors, keys = (_Unpickler(file).load() for _ in range(5))
         types = {key: dtype for (dtype, key), *_ in tensors.values()}
@@ -122,7 +122,8 @@ class _Network(ImageGraph):
         self.most = self.constant(np.float32(6))
 
     def block(self, x: str, name: str, stride: int, expansion: int) -> str:
-        """Add an MBConv block: widen, convolve each channel, narrow."""
+        """Add an MBConv block: expand the channels, convolve each channel, and project them to
+        fewer channels."""
         if expansion != 1:
             x = self.convolution(x, f"{name}._expand_conv", f"{name}._bn0")
         x = self.convolution(x, f"{name}._depthwise_conv", f"{name}._bn1", stride)
@@ -131,8 +132,8 @@ class _Network(ImageGraph):
     def convolution(
         self, x: str, name: str, norm: str, stride: int = 1, active: bool = True
     ) -> str:
-        """Add a convolution with TensorFlow's "same" padding and a batch norm. If `active`, clip to
-        0 to 6."""
+        """Add a convolution with TensorFlow's "same" padding and a batch norm. If `active`, clip
+        the result to the range from 0 to 6 (ReLU6)."""
         kinds = {
             "gamma": "weight",
             "beta": "bias",

@@ -1,4 +1,4 @@
-"""Defines a family: all that the build knows about one family of models, in one object."""
+"""Defines the class Family, which describes how one family of models is built."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,7 +17,7 @@ from build_engines.weights import OWN, Weights
 from clients.base import ModelClient
 
 Arrays = Sequence[NDArray[Any]]
-CLOSE = 1e-3  # how far a file's answers may be from the network's
+CLOSE = 1e-3  # tolerance when the outputs of an exported file are compared with its network's
 
 
 def equal(outputs: Arrays, wanted: Arrays, *_: Any) -> bool:
@@ -33,24 +33,24 @@ def logits(network: Any, images: Any) -> tuple[Any, ...]:
 
 
 def no_settings(_processor: Any) -> dict[str, str]:
-    """Return no settings: the image processor only does what the client always does."""
+    """Return no settings. This is right if the client always does what the image processor does."""
     return {}
 
 
 @dataclass(frozen=True)
 class Head:
-    """Describes how networks from the transformers library become a file that the family's client
-    reads."""
+    """Describes how networks from the transformers library become a file for the family's
+    client."""
 
-    # ends of the networks' names in config.json
+    # suffixes of the networks' class names in config.json
     architectures: tuple[str, ...]
     # the class in the transformers library that loads the networks
     loader: str
     # names of the tensors that `read` returns
     outputs: tuple[str, ...] = ("logits",)
-    # turns the network and its images into tensors
+    # runs the network on images, and returns its outputs
     read: Callable[[Any, Any], tuple[Any, ...]] = logits
-    # returns whether the file's tensors equal the network's
+    # returns whether the outputs of the exported file equal the network's
     same: Callable[..., bool] = equal
     # whether config.json names the classes
     labelled: bool = True
@@ -58,13 +58,13 @@ class Head:
     settings: Callable[[Any], dict[str, str]] = no_settings
 
     def fits(self, weights: Weights) -> bool:
-        """Return whether the weights are a folder with such a network."""
+        """Return whether the weights are a folder with a network that this head describes."""
         return weights.is_image and weights.architecture.endswith(self.architectures)
 
 
 def no_tokenizer(request: Request, _folder: Path) -> dict[str, str]:
-    """Write nothing, because the client needs no other files. Raise UsageError for a flag that only
-    texts accept."""
+    """Write nothing, because the client needs no other files. Raise UsageError for --tokenizer,
+    which is only for texts."""
     if request.tokenizer:
         raise UsageError("--tokenizer is for --client text")
     return {}
@@ -72,20 +72,23 @@ def no_tokenizer(request: Request, _folder: Path) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Family:
-    """A family of models. If --client does not name one, the first of FAMILIES whose `head` fits
-    the weights, or that `recognizes` them, builds them."""
+    """Describes a family of models. --client chooses the family. Without it, the build uses the
+    first of FAMILIES (find_family.py) whose `head` fits the weights or that `recognizes` them."""
 
-    # the module in clients/; "": the models take tensors
+    # the name of the client's module in clients/; "": no client, so callers send tensors
     client: str
-    # keyed by kind of weights: writes 1/model.onnx (or 1/model.pt), its labels and its example
+    # functions that write 1/model.onnx (or 1/model.pt), its labels and its example, keyed by the
+    # kind of weights
     writers: Mapping[str, "Writer"]
-    # keyed by recipe: writes the same from weights that come with the project or a Python package
+    # functions that do this with weights that come with the project or a Python package, keyed by
+    # recipe
     own_weights: Mapping[str, "Writer"] = field(default_factory=dict)
     # returns whether the family builds weights that `head` does not fit
     recognizes: Callable[[Weights], bool] = lambda _: False
     # which networks from the transformers library the family builds, and how it exports them
     head: Head | None = None
-    # writes the other files that a user's own file needs, and returns settings
+    # writes the other files that the client needs beside a user's own file, and returns its
+    # settings
     write_files: Callable[[Request, Path], dict[str, str]] = no_tokenizer
     # the bundled model whose example is copied for a user's own file
     example: str = ""
@@ -93,28 +96,30 @@ class Family:
     classifies: bool = False
     # whether the client expects boxes in pixels of the input
     boxes_in_pixels: bool = False
-    # samples on which an engine is compared with fp32; None: random tensors
+    # the samples on which an engine is compared with fp32; None: random tensors
     samples: Samples | None = None
-    # compares two predictions, which are made with the parameters' defaults
+    # returns the measure that compares predictions made with default parameters
     measure: Callable[[ModelClient], Measure] | None = None
-    # whether INT8 means calibrated convolutions, rather than matrix products
+    # whether INT8 quantizes convolutions, with calibration, rather than matrix products
     static_int8: bool = False
-    # whether the last of these convolutions stay in fp32
+    # whether the last convolutions stay in fp32
     fp32_head: bool = False
-    # whether answers in BF16 stay within the limits; `serve` then uses OpenVINO on CPUs with AMX
+    # whether predictions in BF16 are close enough to fp32; `serve` then uses OpenVINO on CPUs with
+    # AMX
     any_cpu_engine: bool = False
-    # whether the models have operators that no GPU computes
+    # whether the models have operators that no GPU supports
     cpu_only: bool = False
 
     def takes(self, weights: Weights) -> bool:
-        """Return whether this family builds these weights if no client is named."""
+        """Return whether this family can build the weights if no client is named."""
         has_head = self.head is not None and self.head.fits(weights)
         return has_head or self.recognizes(weights)
 
     def write_model(self, weights: Weights, request: Request, folder: Path) -> ModelSpec:
-        """Fill the folder with the fp32 model and its other files. Return the writer's ModelSpec
-        with the client, the settings of the request and, if the writer names no tensors, those of
-        the ONNX file. Raise UsageError if the family does not take this kind of weights."""
+        """Write the fp32 model and its other files into the folder. Return the ModelSpec of the
+        writer, completed with the client, the settings of the request and, if the writer lists no
+        tensors, those of the ONNX file. Raise UsageError if the family cannot build this kind of
+        weights."""
         writer = self.writers.get(weights.kind)
         if weights.kind == OWN:
             writer = self.own_weights.get(request.model)

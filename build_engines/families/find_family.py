@@ -8,8 +8,8 @@
 | an ONNX file of skl2onnx or onnxmltools | table.py | table.py |
 | any other ONNX file, a TorchScript file | tensors.py | own_onnx.py, own_torchscript.py |
 
-Nothing in a file says that it is a detector with a YOLO's output. --client object-detection says
-so, and clients/_box_decoding.py recognizes the form of the output.
+A detector with YOLO's output cannot be recognized from its file. The user names --client
+object-detection, and clients/_box_decoding.py recognizes the layout of the output.
 """
 
 from collections.abc import Sequence
@@ -63,8 +63,8 @@ def by_client(client: str) -> Family:
 
 
 def find_family(request: Request, weights: Weights) -> Family:
-    """Return the family that the flag or the recipe names, or else the first that takes the
-    weights. Raise BuildError if none does."""
+    """Return the family of the client that the flag or the recipe names, or else the first family
+    that takes the weights. Raise BuildError if there is none."""
     named = by_client(request.named_client) if request.named_client else None
     if weights.kind == TENSORS and not (named and TENSORS in named.writers):
         raise UsageError(
@@ -95,7 +95,8 @@ def _unknown(weights: Weights) -> BuildError:
 
 
 def _other_network(weights: Weights, heads: Sequence[Head]) -> BuildError:
-    """Return the error for a folder whose network has none of these heads. It says what to do."""
+    """Return the error for a folder whose network fits none of these heads. The message says what
+    to do."""
     if not weights.is_image:
         return BuildError(
             f"{weights.path} has no preprocessor_config.json, which says how images are prepared"

@@ -1,9 +1,8 @@
-"""Turns folders that the transformers library saved, with networks that take one image, into model
-folders.
+"""Builds models from folders that the transformers library saved, if their network takes one image.
 
-config.json and the image processor determine the client's settings. The build checks on some images
-that the client prepares them as the processor does. Modules that need torch or transformers are
-imported late.
+The client's settings follow from config.json and the image processor. The build checks on sample
+images that the client prepares them as the image processor does. Modules that need torch or
+transformers are imported only when they are used.
 """
 
 from collections.abc import Mapping
@@ -23,7 +22,7 @@ from clients._image_settings import keeps_ratio
 from clients._labels import DEFAULT_LABELS
 
 MAX_BATCH_SIZE = 32
-IN_NETWORK = ("scale", "mean", "std")  # the client's settings that are part of the network
+IN_NETWORK = ("scale", "mean", "std")  # the client's settings that the exported network contains
 
 
 def write_model(family: Family, weights: Weights, request: Request, folder: Path) -> ModelSpec:
@@ -64,14 +63,15 @@ WRITERS: dict[str, Writer] = {
 
 
 def labels_of(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the labels, or none if they are only transformers' placeholders."""
+    """Return the labels in config.json, or () if they are only transformers' placeholders."""
     names = config.get("id2label") or {}
     labels = tuple(str(names[key]) for key in sorted(names, key=int))
     return () if "LABEL_0" in labels else labels
 
 
 def activation_of(config: Mapping[str, Any]) -> str:
-    """Return the function by which transformers' pipeline turns logits into scores."""
+    """Return the name of the function with which transformers' pipeline turns logits into
+    scores."""
     kind = config.get("problem_type")
     if kind == "regression":
         return "none"

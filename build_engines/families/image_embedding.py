@@ -10,7 +10,8 @@ from build_engines.measures import IMAGES, VECTORS
 
 
 def _vector(network: Any, images: Any) -> tuple[Any, ...]:
-    """Return the embedding that CLIP and SigLIP compare with texts, or else the pooled output."""
+    """Run the network. Return the embedding that CLIP and SigLIP compare with texts, or else the
+    pooled output. Raise BuildError if the network has neither."""
     has_features = hasattr(network, "get_image_features")
     output = network.get_image_features(images) if has_features else network(images)
     embedding = getattr(output, "image_embeds", None)

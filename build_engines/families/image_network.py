@@ -1,6 +1,6 @@
-"""Exports, with torch, any network from the transformers library that takes one image. The ONNX
-file takes pixels, and returns what the client reads. Only this module loads these networks and
-their image processors."""
+"""Exports networks from the transformers library that take one image, with torch. The ONNX file
+takes pixels, and returns the outputs that the client reads. Only this module loads these networks
+and their image processors."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -29,16 +29,18 @@ OUTPUT = "logits"
 CLOSE = 1e-3
 # dimensions that may be dynamic, and their sizes during tracing
 FREE = {"batch": 2, "height": 96, "width": 160}
-# widths and heights of the images on which processor and client are compared
+# (width, height) of the images on which the client is compared with the image processor
 TRIED = ((311, 207), (190, 333), (640, 640), (60, 47), (1500, 1100), (900, 200), (180, 900))
-TOWERS = ("CLIPVisionModelWithProjection",)  # networks that project their embedding
+# networks to load with their own class, because AutoModel drops the projection of the embedding
+TOWERS = ("CLIPVisionModelWithProjection",)
 NAMES = {method.value: name for name, method in INTERPOLATIONS.items()}
 
 
 def write_onnx(weights: Weights, family: Family, request: Request, path: Path) -> dict[str, str]:
-    """Write the network as ONNX, from the input UINT8 [N,3,height,width] to the outputs that the
-    family's client reads. Return the client's settings. Height and width are dynamic if images keep
-    their proportions. Raise BuildError if the network cannot be exported with the same answers."""
+    """Export the network to ONNX. Its input is UINT8 [N,3,height,width], and its outputs are those
+    that the family's client reads. Height and width are dynamic if images keep their proportions.
+    Return the client's settings. Raise BuildError if the network cannot be exported, or if the
+    file's outputs differ from the network's."""
     head = family.head
     if head is None:
         raise BuildError(f"no network of transformers is built for the client {family.client}")
@@ -55,7 +57,7 @@ def write_onnx(weights: Weights, family: Family, request: Request, path: Path) -
         )
     module = Pixels(network, client, head)
     height, width = client.input.shape[1:]
-    # height and width are both dynamic, or neither is
+    # either both height and width are dynamic, or neither is
     sides = ("height", "width") if height == -1 else (height, width)
     shape = ("batch" if request.max_batch_size else 1, 3, *sides)
     traced = [side if isinstance(side, int) else FREE[side] for side in shape]
@@ -72,8 +74,8 @@ def write_onnx(weights: Weights, family: Family, request: Request, path: Path) -
 
 
 def _examples(client: ImageClient, request: Request) -> Iterator[Example]:
-    """Yield random pixels in each size to which the client resizes the images of TRIED, alone and,
-    if the model takes batches, three together."""
+    """Yield random pixels in each size to which the client resizes the images of TRIED: one image
+    at a time and, if the model takes batches, also three at a time."""
     rng = np.random.default_rng(0)
     images = [Image.new("RGB", size) for size in TRIED]
     sizes = sorted({client.fit(image).shape[:2] for image in images})
@@ -94,8 +96,8 @@ def _processor(checkpoint: Path) -> Any:
 
 
 def settings_of(processor: Any) -> dict[str, str]:
-    """Return the settings with which a client prepares images as the processor does. Raise
-    BuildError if there are no such settings."""
+    """Return the settings with which a client prepares images exactly as the image processor does.
+    Raise BuildError if there are no such settings."""
     settings = {
         "interpolation": NAMES[int(getattr(processor, "resample", None) or 0)],
         "exact": "true",
@@ -115,7 +117,7 @@ def settings_of(processor: Any) -> dict[str, str]:
 
 
 def prepared(processor: Any, image: Image.Image) -> NDArray[np.float32]:
-    """Return the image as the network gets it, [channels, height, width]."""
+    """Return the image as the processor prepares it for the network, [channels, height, width]."""
     try:
         pixels: NDArray[np.float32] = np.asarray(
             processor(images=image, return_tensors="np")["pixel_values"]
@@ -138,8 +140,9 @@ def name_of(processor: Any) -> str:
 
 
 def _geometries(processor: Any) -> Iterator[dict[str, str]]:
-    """Yield settings for the ways in which processors resize and crop. Raise BuildError if images
-    have several sizes, and the processor does not say how it keeps their proportions."""
+    """Yield candidates for the client's settings: the ways in which processors resize and crop
+    images. Raise BuildError if the prepared images differ in size, and the processor does not say
+    how it keeps their proportions."""
     sizes = {prepared(processor, Image.new("RGB", size)).shape for size in TRIED}
     shortest, longest = _edge(processor, "shortest_edge"), _edge(processor, "longest_edge")
     if len(sizes) > 1 and not (shortest and longest):
@@ -158,7 +161,8 @@ def _geometries(processor: Any) -> Iterator[dict[str, str]]:
         sides = f"{_edge(processor, 'height')},{_edge(processor, 'width')}"
         yield {"size": size, "resize": "stretch", "resize_to": sides}
         return
-    # ConvNeXt's processor keeps a share of the resized image, and LeViT's 224 of 256 pixels
+    # ConvNeXt's processor crops to the share `crop_pct` of the resized image, and LeViT's to 224 of
+    # 256 pixels.
     share = getattr(processor, "crop_pct", None) or 1
     for edge in (shortest, shortest / share, 256 / 224 * shortest):
         yield {"size": size, "resize": "shortest", "resize_to": str(int(edge))}

@@ -1,5 +1,6 @@
-"""Builds detectors with a YOLO's output: YOLOv5, v8 to 26, and networks exported in their layout.
-Only --client chooses this family, and clients/_box_decoding.py recognizes the layout."""
+"""Builds detectors with YOLO's output: YOLOv5, v8 to 26, and other networks exported in the same
+layout. A build uses this family only if --client or the recipe names it. clients/_box_decoding.py
+recognizes the layout."""
 
 from pathlib import Path
 

@@ -12,8 +12,8 @@ from build_engines.runners import OnnxFile
 
 
 def open_file(file: Path) -> OnnxFile | None:
-    """Return the file, opened in ONNX Runtime. Return None if it cannot be opened: the load at the
-    end of the build says why."""
+    """Return the file, opened in ONNX Runtime. Return None if it cannot be opened; when the
+    finished model is loaded at the end of the build, the error says why."""
     try:
         return OnnxFile(file)
     except BuildError:
@@ -32,7 +32,7 @@ def with_tensors_of(
     """Return the ModelSpec, with the tensors and the batching of the graph.
 
     A model takes batches if the first dimension of all its tensors is variable. Its
-    `max_batch_size` is that of the request, or else that of the ModelSpec. Other models take no
+    `max_batch_size` comes from the request, or else from the ModelSpec. Other models take no
     batches.
     """
     inputs, outputs = onnx_reader.specs(graph)

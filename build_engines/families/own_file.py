@@ -1,5 +1,5 @@
-"""Helps to build a user's own ONNX and TorchScript files: reads the flags, observes a run, and
-copies an example."""
+"""Helps to build a user's own ONNX and TorchScript files: applies the flags, examines a run of the
+file, and copies an example."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -22,31 +22,33 @@ from serving.clients import client_class
 MAX_BATCH_SIZE = 8
 ROWS = 3  # random rows that run together
 LENGTHS = (32, 1024)  # sizes of the rows' variable dimensions, tried in this order
-# the most by which a row's answers may differ between running alone and running with others, as a
-# share of the largest value
+# tolerance when the outputs for a row that runs alone are compared with those for the same row
+# among others, as a share of the largest value
 ALIKE = 0.01
 SIDE = 640  # pixels: the side of a detector's random images, as in YOLO by default
 # An output with at most this many boxes is not checked: it may list only the objects that were
 # found, and a random image contains none.
 FEW_BOXES = 1000
 LEAST_PIXELS = 32.0  # at least one box of a random image is this large or this far from the corner
-GREY = "resnet"  # the model of the repository whose example is grey
+GREY = "resnet"  # the bundled model whose example is a grey image
 
 
 @dataclass(frozen=True)
 class Findings:
-    """What is found out about a file.
+    """Describes what the build has found out about a file.
 
     A run on random rows shows three things:
 
-    - `mixes_rows`: rows are answered differently together than alone. So the first dimension is
+    - `mixes_rows`: the outputs for a row depend on the other rows. The first dimension is then
       variable but is not a batch; it may be time, for example.
-    - `makes_scores`: the file itself turns logits into scores. Each row of the first output has no
-      number below 0 and sums to 1, as after a softmax.
-    - `largest`: the largest number of the first output, or 0 if it has at most FEW_BOXES rows.
+    - `makes_scores`: the file itself turns logits into scores. In the first output, no number is
+      negative and each row sums to 1, as after a softmax.
+    - `largest`: the largest absolute value in the first output, or 0 if the output has at most
+      FEW_BOXES rows.
 
-    The other fields are read from an ONNX file of Ultralytics: the `names` of the classes, the
-    `keypoints` of a box, and the `size` of the images for which the file was exported.
+    The other fields come from the metadata that Ultralytics writes into an ONNX file: the `names`
+    of the classes, the `keypoints` of a box, and the `size` of the images for which the file was
+    exported.
     """
 
     mixes_rows: bool = False
@@ -58,8 +60,8 @@ class Findings:
 
 
 def run_random_rows(family: Family, run: Runner, spec: ModelSpec) -> Findings:
-    """Run random rows together and, if they are a batch, alone. If the model runs with none of
-    the lengths, return empty Findings."""
+    """Run random rows together and, if the model takes batches, also one by one. Return what this
+    shows, or empty Findings if the model runs with none of the lengths."""
     lengths = (SIDE,) if family.boxes_in_pixels else LENGTHS
     for length in lengths:
         try:
@@ -89,7 +91,8 @@ def check_boxes(findings: Findings) -> None:
 
 
 def _mixes_rows(run: Runner, feed: Tensors, together: Tensors) -> bool:
-    """Return whether the rows are answered differently alone than in the run `together`."""
+    """Return whether the outputs change if each row runs alone. `together` are the outputs of the
+    rows that ran together."""
     alone = []
     for index in range(ROWS):
         row = {name: array[index : index + 1] for name, array in feed.items()}
@@ -102,8 +105,8 @@ def _mixes_rows(run: Runner, feed: Tensors, together: Tensors) -> bool:
 
 
 def _alike(a: Any, b: Any) -> bool:
-    """Return whether two arrays are equal up to rounding. A few integers may differ, because
-    rounding can change those that are computed from floats."""
+    """Return whether two arrays are equal up to rounding. A few integers may differ, because they
+    may be computed from floats, which are rounded."""
     if a.shape != b.shape:
         return False
     if a.dtype.kind != "f":
@@ -122,8 +125,8 @@ def _are_shares(scores: Any) -> bool:
 def finished(
     family: Family, request: Request, folder: Path, spec: ModelSpec, findings: Findings
 ) -> ModelSpec:
-    """Write the labels (from the flag, or else the file's own), the family's other files, and an
-    example. Return the ModelSpec with the settings that follow from the file."""
+    """Write the labels (from --labels, or else from the file's metadata), the other files of the
+    family, and an example. Return the ModelSpec with the settings that follow from the file."""
     settings = family.write_files(request, folder)
     declared = client_class(family.client).settings if family.client else ()
     defaults = {setting.name: setting.default for setting in declared}

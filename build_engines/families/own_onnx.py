@@ -1,4 +1,4 @@
-"""Turns a user's own ONNX file into a model folder. The tensors are read from the file."""
+"""Builds a model from a user's own ONNX file. The tensors are read from the file."""
 
 import shutil
 from dataclasses import replace
@@ -21,9 +21,9 @@ from build_engines.weights import Weights
 
 
 def write_model(family: Family, weights: Weights, request: Request, folder: Path) -> ModelSpec:
-    """Copy the file as 1/model.onnx, with the files that hold its weights. A run on random rows
-    shows what the graph does not say: whether the first dimension is a batch, and whether the file
-    itself turns logits into scores."""
+    """Copy the file to 1/model.onnx, together with the files that hold its weights, and return its
+    ModelSpec. A run on random rows shows what the graph does not say: whether the first dimension
+    is a batch, and whether the file itself turns logits into scores."""
     graph = weights.graph
     file = _copied(weights, folder)
     opened = open_file(file)

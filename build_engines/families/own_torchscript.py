@@ -1,5 +1,5 @@
-"""Turns a user's own TorchScript file into a model folder. The inputs come from flags, the outputs
-from runs on random tensors. Modules that need torch are imported late."""
+"""Builds a model from a user's own TorchScript file. The inputs come from flags, and the outputs
+from runs on random tensors. Modules that need torch are imported only when they are used."""
 
 import re
 import shutil
@@ -23,7 +23,8 @@ _INPUT = re.compile(r"(?:([^:]+):)?([A-Z0-9]+):((?:-?\d+(?:,-?\d+)*)?)")
 
 
 def write_model(family: Family, weights: Weights, request: Request, folder: Path) -> ModelSpec:
-    """Copy the file as 1/model.pt."""
+    """Copy the file to 1/model.pt, and return its ModelSpec. Raise BuildError if it cannot be
+    served."""
     batch = MAX_BATCH_SIZE if request.max_batch_size < 0 else request.max_batch_size
     path = weights.path
     module = _read(path)
@@ -76,7 +77,7 @@ def _parse_input(text: str, number: int) -> TensorSpec:
 
 
 def _read(path: Path) -> Any:
-    """Return the module. Raise BuildError if its forward takes something other than tensors."""
+    """Load the module. Raise BuildError if its forward() takes anything but tensors."""
     import torch
 
     try:
@@ -99,8 +100,8 @@ def _read(path: Path) -> Any:
 def _run(
     request: Request, module: Any, inputs: tuple[TensorSpec, ...], batching: bool
 ) -> tuple[TensorSpec, ...]:
-    """Return the specs of the outputs. A dimension is variable if it differs between two runs with
-    different sizes."""
+    """Run the module on random tensors, and return the specs of its outputs. A dimension is
+    variable if it differs between two runs with different sizes."""
     model = ModelSpec(inputs=inputs, max_batch_size=int(batching))
     try:
         one, other = (

@@ -1,5 +1,5 @@
-"""Turns models of scikit-learn, XGBoost and LightGBM, and ONNX files of them, into model folders
-for the client `table`. tables/ converts the models."""
+"""Builds tabular models from models of scikit-learn, XGBoost and LightGBM, or from ONNX files of
+them. The package tables converts the models."""
 
 import json
 import re
@@ -34,7 +34,7 @@ OF_CATBOOST = (
     "CatBoost writes its ONNX file itself, model.save_model('model.onnx', format='onnx'); build "
     "that"
 )
-# libraries whose objects pickles hold
+# libraries whose classes a pickle may contain; all others are the user's own code
 LIBRARIES = ("sklearn", "xgboost", "lightgbm", "numpy", "scipy", "joblib", "pandas")
 
 
@@ -59,8 +59,8 @@ def write_model(_: Family, weights: Weights, request: Request, folder: Path) -> 
 
 
 def _converted(request: Request, weights: Weights, folder: Path) -> Any:
-    """Return the model as tables/ converts it. Write columns.txt, categories.json and
-    example.json."""
+    """Convert the model to ONNX, and return the result. Write columns.txt, categories.json and
+    example.json into the folder."""
     estimator = read(weights, request.allow_pickle)
     from build_engines.families.tables.to_onnx import convert
 
@@ -77,8 +77,8 @@ def _converted(request: Request, weights: Weights, folder: Path) -> Any:
 
 
 def _name_classes(request: Request, classes: Sequence[Class], folder: Path) -> Mapping[str, str]:
-    """Write labels.txt from the user's names, or else from classes that are texts. Return the
-    setting `classes` if the classes are numbers other than 0, 1, 2 …."""
+    """Write labels.txt with the user's labels, or with the model's own class names if they are
+    strings. Return the setting `classes` if the classes are numbers other than 0, 1, 2 …."""
     texts = [name for name in classes if isinstance(name, str)]
     if texts and request.labels:
         raise UsageError(
@@ -93,8 +93,8 @@ def _name_classes(request: Request, classes: Sequence[Class], folder: Path) -> M
 
 
 def read(weights: Weights, allow_pickle: bool) -> Any:
-    """Return the model, an estimator like scikit-learn's or a Booster. Raise UsageError for a
-    pickle that the flags do not allow, and BuildError if the file cannot be read."""
+    """Load the model: an estimator of scikit-learn's kind, or a Booster. Raise UsageError for a
+    pickle without --allow-pickle, and BuildError if the file cannot be read."""
     path = weights.path
     try:
         return READERS[weights.kind](path, allow_pickle)
@@ -108,7 +108,7 @@ def read(weights: Weights, allow_pickle: bool) -> Any:
 
 def _pickle(path: Path, allow_pickle: bool) -> Any:
     """Return the pickled model. Refuse a model that another version of scikit-learn saved, because
-    it may answer differently."""
+    its predictions may change."""
     if not allow_pickle:
         raise UsageError(
             f"{path} is a pickle, and reading it runs the code in it (docs/security.md). If you "
@@ -131,9 +131,9 @@ def _pickle(path: Path, allow_pickle: bool) -> Any:
 
 
 def _unpickled(path: Path) -> Any:
-    """Return the pickled object. This lets NumPy 1, which Triton's stub needs, read what NumPy 2
-    pickled: NumPy 2 has other module names, and another form of random generators, which no
-    prediction needs."""
+    """Return the pickled object. Triton's stub needs NumPy 1, which cannot read what NumPy 2
+    pickled, so this translates the names of NumPy 2's modules. It leaves out random generators,
+    whose format has changed too, because no prediction needs them."""
     from joblib import numpy_pickle
 
     class Unpickler(numpy_pickle.NumpyUnpickler):  # type: ignore[misc]  # joblib has no types
@@ -161,7 +161,7 @@ def _unpickled(path: Path) -> Any:
 
 
 class Unused:
-    """Stands in for a random generator."""
+    """Replaces a random generator of a pickled model."""
 
     def __init__(self, *_: Any) -> None: ...
 
@@ -192,7 +192,7 @@ def _lightgbm(path: Path, _: bool) -> Any:
 
 
 def _recognizes(weights: Weights) -> bool:
-    """Return whether the weights are a table's model: a pickle, a file of XGBoost or LightGBM, or
+    """Return whether the weights are a tabular model: a pickle, a file of XGBoost or LightGBM, or
     an ONNX file that skl2onnx or onnxmltools wrote."""
     return weights.kind in READERS or (weights.kind == ONNX_FILE and has_operators(weights.graph))
 

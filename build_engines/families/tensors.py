@@ -1,5 +1,5 @@
-"""Builds models from files of any other network. They are served without a client: tensors in,
-tensors out."""
+"""Builds models from any other ONNX or TorchScript file. They are served without a client: callers
+send and receive tensors."""
 
 from build_engines.families import own_onnx, own_torchscript
 from build_engines.families.family import Family

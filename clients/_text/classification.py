@@ -1,5 +1,5 @@
-"""Serves the text tasks that give one score per class or per text: classifying a text or a pair,
-choosing among classes that the caller names, and ranking documents."""
+"""Serves the text tasks that return one score per class or per text: classification of texts and
+pairs, classification with the caller's own labels (zero-shot), and ranking of documents."""
 
 from collections.abc import Mapping, Sequence
 from itertools import chain
@@ -24,9 +24,9 @@ from serving.budget import MOST_MADE, MOST_ROWS, check_count
 from serving.errors import DecodingError, InvalidRequest
 
 FUNCTIONS = ("auto", "softmax", "sigmoid", "none")
-# torch's names for the functions that a CrossEncoder may apply to its scores -> our names
+# functions that a CrossEncoder may apply to its scores: torch's name -> the name here
 CROSS_ENCODERS = {"Identity": "none", "Sigmoid": "sigmoid"}
-MOST_LABELS = 100  # each label makes a row with the whole text
+MOST_LABELS = 100  # each label adds a row with the whole text
 LONGEST_TEMPLATE = 1_000  # characters
 HOLE = "{}"
 
@@ -77,7 +77,7 @@ class TextClassification(Task):
     def predict(
         self, outputs: Tensors, inputs: Tensors, instances: Instances, parameters: Values
     ) -> Predictions:
-        """Return the likeliest classes from logits [n, labels]."""
+        """Return the most likely classes, from logits [n, labels]."""
         scores = _activated(self.read(outputs), parameters, self.function)
         return [
             {
@@ -103,11 +103,11 @@ def _template(value: Any) -> str:
 
 
 class ZeroShotClassification(Task):
-    """Predicts `{"classes": [{"label", "class_id", "score"}, …]}`, best first; class_id counts the
-    labels as sent.
+    """Predicts `{"classes": [{"label", "class_id", "score"}, …]}`, best first. `class_id` is the
+    index of the label in the request.
 
-    A model of natural language inference scores how far the text entails that it is about a label
-    (Yin et al. 2019, arXiv:1909.00161).
+    The network is a model of natural language inference. It scores whether the text entails a
+    sentence that contains the label (Yin et al. 2019, arXiv:1909.00161).
     """
 
     codec = Fields("text", optional=("candidate_labels",), lists=("candidate_labels",))
@@ -151,9 +151,9 @@ class ZeroShotClassification(Task):
         return labels * (self.codec.length(instance) + len(parameters["hypothesis_template"]))
 
     def tokens(self, instances: Instances, parameters: Values) -> Tensors:
-        """Return one row of tokens for each label of each instance. `owners` [rows] is the index of
-        each row's instance. Raise PayloadTooLarge for too many characters, and InvalidRequest if a
-        label alone is longer than the model takes."""
+        """Return one row of tokens for each label of each instance. `owners` [rows] contains the
+        index of the instance to which each row belongs. Raise PayloadTooLarge for too many
+        characters, and InvalidRequest if a label alone is longer than the model accepts."""
         template = parameters["hypothesis_template"]
         labels = [
             self._labels(index, instance, parameters) for index, instance in enumerate(instances)
@@ -189,7 +189,7 @@ class ZeroShotClassification(Task):
     def predict(
         self, outputs: Tensors, inputs: Tensors, instances: Instances, parameters: Values
     ) -> Predictions:
-        """Return each instance's labels from logits [rows, 3]."""
+        """Return the labels of each instance with their scores, from logits [rows, 3]."""
         logits = self.read(outputs)
         predictions = []
         for number, instance in enumerate(instances):
@@ -212,8 +212,8 @@ class ZeroShotClassification(Task):
 
 class TextRanking(Task):
     """Predicts `{"ranking": [{"index", "score"}, …]}`: the documents, sorted by how well they
-    answer the query. The network is a cross-encoder, which reads pairs. `index` counts the
-    documents as sent."""
+    answer the query. `index` is the index of the document in the request. The network is a
+    cross-encoder, which reads pairs of texts."""
 
     codec = Fields("query", "documents", lists=("documents",))
     parameters = (
@@ -239,9 +239,9 @@ class TextRanking(Task):
         self.function = self._function()
 
     def _function(self) -> str:
-        """Choose the function as sentence-transformers' CrossEncoder does: the function that its
-        own file or config.json names, or else the sigmoid. Raise InvalidRequest for any other
-        function."""
+        """Choose the function as sentence-transformers' CrossEncoder does: the one that
+        config_sentence_transformers.json or config.json names, or else the sigmoid. Raise
+        InvalidRequest for any other function."""
         if self.options["activation"] != "auto":
             return str(self.options["activation"])
         config, own = self.tokenizer.config, self.tokenizer.sentence_transformers
@@ -264,8 +264,8 @@ class TextRanking(Task):
         return repeated + self.codec.length(instance)
 
     def tokens(self, instances: Sequence[Mapping[str, Any]], parameters: Values) -> Tensors:
-        """Return one row of tokens for each document of each instance, together with its query.
-        `owners` [rows] is the index of each row's instance."""
+        """Return one row of tokens for each document of each instance, together with the query.
+        `owners` [rows] contains the index of the instance to which each row belongs."""
         groups = []
         for index, instance in enumerate(instances):
             self._check(index, instance)

@@ -1,4 +1,4 @@
-"""Turns a text into a vector, as sentence-transformers does."""
+"""Converts a text to a vector, as sentence-transformers does."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -15,7 +15,8 @@ POOLED = "sentence_embedding"  # sentence-transformers' name for the output
 
 
 class ExplicitPrompt(str):
-    """A prompt that the caller set. Even an empty one replaces the model's default prompt."""
+    """A prompt that the caller set, which replaces the model's default prompt even if it is
+    empty."""
 
     __slots__ = ()
 
@@ -27,11 +28,12 @@ def _explicit(value: Any) -> ExplicitPrompt:
 
 
 class Embedding(Task):
-    """Predicts `{"embedding": FP32 [dimensions]}`: the tokens' mean, maximum, first or last, cut to
-    `dimensions`, scaled to length 1.
+    """Predicts `{"embedding": FP32 [dimensions]}`: the mean, the maximum, the first or the last of
+    the tokens' vectors, cut to `dimensions` and scaled to length 1.
 
-    Reads the output `sentence_embedding` [hidden] if the network has it and config.pbtxt does not
-    set `pooling`, or else the first output, [tokens, hidden] or [hidden]."""
+    If the network has the output `sentence_embedding` [hidden] and config.pbtxt does not set
+    `pooling`, that output is read. Otherwise it is the first output, [tokens, hidden] or [hidden].
+    """
 
     settings = (
         Parameter(
@@ -69,7 +71,7 @@ class Embedding(Task):
         return len(self._prompt(parameters)) + len(instance)
 
     def tokens(self, instances: Sequence[str], parameters: Values) -> Tensors:
-        # The tokenizer reads max_characters. One more lets it see that the text was cut.
+        # The tokenizer reads max_characters. One more character shows it that the text was cut.
         prompt = self.tokenizer.part(self._prompt(parameters), self.tokenizer.max_characters + 1)
         if prompt:
             instances = [prompt + text for text in instances]
@@ -98,7 +100,8 @@ class Embedding(Task):
             raise InvalidRequest(
                 f"parameter 'dimensions': the embedding has {values.shape[1]}, not {count}"
             )
-        values = values[:, : count or None].copy()  # so that the rest can be freed
+        # a copy, so that the memory of the whole array can be freed
+        values = values[:, : count or None].copy()
         if parameters["normalize"]:
             lengths = np.linalg.norm(values, axis=1, keepdims=True)
             values = values / np.maximum(lengths, 1e-12)

@@ -33,7 +33,7 @@ Entity = dict[str, Any]
 
 class TokenClassification(Task):
     """Predicts `{"entities": [{"label", "score", "word", "start", "end"}, …]}`, in the order of the
-    text; start and end count characters."""
+    text. `start` and `end` are indices of characters."""
 
     parameters = (
         Parameter("aggregation_strategy", "none", "how tokens become entities", choices=STRATEGIES),
@@ -59,7 +59,7 @@ class TokenClassification(Task):
         return 1 + len(instance) // (4 * self.tokenizer.max_length)
 
     def tokens(self, instances: Sequence[str], parameters: Values) -> Tensors:
-        """Return the inputs, and the rows' `encodings` and `owners`."""
+        """Return the inputs, and `encodings` and `owners` of their rows (TextTokenizer.windows)."""
         length = self.tokenizer.max_length
         stride = parameters["stride"]
         return self.tokenizer.windows(instances, length, stride, stride > 0)
@@ -67,7 +67,7 @@ class TokenClassification(Task):
     def predict(
         self, outputs: Tensors, inputs: Tensors, instances: Sequence[str], parameters: Values
     ) -> Predictions:
-        """Return each text's entities from logits [rows, sequence, labels]."""
+        """Return the entities of each text, from logits [rows, sequence, labels]."""
         scores, strategy = softmax(self.read(outputs)), parameters["aggregation_strategy"]
         ignored = frozenset(parameters["ignore_labels"])
         windows: list[list[list[Entity]]] = [[] for _ in instances]
@@ -136,8 +136,8 @@ class TokenClassification(Task):
         )
 
     def _word(self, tokens: Sequence[Token], strategy: str) -> Token:
-        """Join the tokens of a word. Depending on the strategy, its scores are those of one of the
-        tokens, or the mean of all."""
+        """Join the tokens of a word. Its scores are those of one of the tokens, or the mean of all,
+        depending on the strategy."""
         if strategy == "first":
             scores = tokens[0].scores
         elif strategy == "max":
@@ -160,8 +160,8 @@ def _entity(tag: str, score: float, word: str, start: int, end: int) -> Entity:
 
 
 def _joined(tokens: Iterable[Token], joins: Callable[[Token, Token], bool]) -> list[list[Token]]:
-    """Group neighboring tokens. `joins` says whether a token belongs to the same group as the one
-    before it."""
+    """Group neighboring tokens. A token joins the group of the token before it if `joins` returns
+    true for the two."""
     groups: list[list[Token]] = []
     for token in tokens:
         if groups and joins(groups[-1][-1], token):
@@ -172,7 +172,8 @@ def _joined(tokens: Iterable[Token], joins: Callable[[Token, Token], bool]) -> l
 
 
 def _same_kind(before: Token, token: Token) -> bool:
-    """Return whether two tokens have tags of one kind. A tag with the prefix B- begins a group."""
+    """Return whether two tokens have tags of the same kind. A tag with the prefix B- starts a new
+    group."""
     return not token.tag.startswith("B-") and _kind(token.tag) == _kind(before.tag)
 
 
@@ -181,8 +182,8 @@ def _kind(tag: str) -> str:
 
 
 def _merged(windows: Sequence[list[Entity]]) -> list[Entity]:
-    """Join the entities of all windows. Of two that overlap, keep the longer one or, if they are
-    equally long, the one with the higher score."""
+    """Join the entities of all windows. If two entities overlap, keep the longer one or, if they
+    are equally long, the one with the higher score."""
     if len(windows) < 2:
         return windows[0]
     merged: list[Entity] = []

@@ -1,4 +1,4 @@
-"""Fills the masks of a text with the likeliest tokens."""
+"""Fills the masks of a text with the most likely tokens."""
 
 from collections.abc import Sequence
 
@@ -20,14 +20,16 @@ from clients.base import (
 )
 from serving.errors import DecodingError, InvalidRequest
 
-POSITIONS = "masked_lm_positions"  # an input of models that return logits only for the masks
-MOST_MASKS = 32  # masks of a text: each has a score for each token of the vocabulary, 120 kB
-MOST_FILLED = 2_000  # masks · top_k per text: each of these results repeats the whole text
+POSITIONS = "masked_lm_positions"  # an input of models that return logits for the masks only
+# maximum number of masks in a text; each has a score for every token of the vocabulary (120 kB)
+MOST_MASKS = 32
+# maximum of masks · top_k for a text, because each of these results repeats the whole text
+MOST_FILLED = 2_000
 
 
 class FillMask(Task):
     """Predicts `{"masks": [[{"token", "token_id", "score", "sequence"}, …], …]}`: a list for each
-    mask, likeliest first."""
+    mask, most likely token first."""
 
     most_masks = MOST_MASKS
     parameters = (
@@ -44,14 +46,14 @@ class FillMask(Task):
         self.compact = POSITIONS in {tensor.name for tensor in model.inputs}
 
     def tokens(self, instances: Sequence[str], parameters: Values) -> Tensors:
-        """Return the inputs, and masked_lm_positions [n, most masks]. Raise DecodingError for a
-        text without a mask."""
+        """Return the inputs, including masked_lm_positions [n, most masks in a text]. Raise
+        DecodingError for a text without a mask."""
         tensors = super().tokens(instances, parameters)
         return tensors | {POSITIONS: self._positions(tensors["input_ids"], instances)}
 
     def _positions(self, ids: Array, instances: Sequence[str]) -> Array:
-        """Return the positions of the masks [texts, most masks], padded with 0. Raise DecodingError
-        for a text without a mask, or with too many."""
+        """Return the positions of the masks, [texts, most masks in a text], padded with 0. Raise
+        DecodingError for a text without a mask, or with too many."""
         masks = ids == self.tokenizer.mask_id
         most = int(masks.sum(axis=1).max())
         positions = np.zeros((len(ids), most), np.int64)
@@ -77,7 +79,7 @@ class FillMask(Task):
     def predict(
         self, outputs: Tensors, inputs: Tensors, instances: Instances, parameters: Values
     ) -> Predictions:
-        """Return the likeliest tokens for each mask from logits [n, sequence, vocabulary] or [n,
+        """Return the most likely tokens for each mask, from logits [n, sequence, vocabulary] or [n,
         masks, vocabulary]."""
         targets = self._targets(parameters["targets"])
         top_k = parameters["top_k"]
@@ -111,8 +113,8 @@ class FillMask(Task):
     def _fill(
         self, ids: Array, position: int, scores: Array, targets: Array | None, top_k: int
     ) -> Predictions:
-        """Return the likeliest tokens of one mask. If the text has other masks, they stay in its
-        `sequence`, and so do [CLS] and [SEP], as in transformers."""
+        """Return the most likely tokens for one mask. If the text has other masks, `sequence` keeps
+        them, together with [CLS] and [SEP], as in transformers."""
         check_time()
         is_single = np.count_nonzero(ids == self.tokenizer.mask_id) == 1
         token_ids = np.arange(len(scores)) if targets is None else targets

@@ -1,5 +1,5 @@
-"""Defines what a task of the text client is, and reads the instances of tasks that take more than
-one text."""
+"""Defines the base class of the text client's tasks, and reads the instances of tasks that take
+more than one text."""
 
 import json
 from abc import ABC, abstractmethod
@@ -23,8 +23,8 @@ Predictions = list[dict[str, Any]]
 
 
 class Task(ABC):
-    """A task of one model. It keeps no state between requests. `truncation` says which text of a
-    pair is shortened."""
+    """Performs a task with one model. It keeps no state between requests. `truncation` says which
+    text of a pair is shortened."""
 
     codec: Codec = TEXT
     settings: tuple[Parameter, ...] = ()
@@ -32,7 +32,7 @@ class Task(ABC):
     truncation = "longest_first"
 
     def __init__(self, model: Model, tokenizer: TextTokenizer, options: Values) -> None:
-        """Take the values of the client's settings as `options`. Raise InvalidRequest if they do
+        """Store the values of the client's settings (`options`). Raise InvalidRequest if they do
         not fit the model."""
         self.model = model
         self.tokenizer = tokenizer
@@ -40,7 +40,7 @@ class Task(ABC):
         self.outputs: tuple[str, ...] = (model.outputs[0].name,)  # the outputs that `predict` reads
 
     def rows(self, instance: Any) -> int:
-        """Return roughly how many rows `tokens` makes from an instance."""
+        """Return roughly how many rows `tokens` creates for an instance."""
         return 1
 
     def length(self, instance: Any, parameters: Values) -> int:
@@ -50,15 +50,15 @@ class Task(ABC):
 
     def tokens(self, instances: Instances, parameters: Values) -> Tensors:
         """Return the model's inputs, one row or more for each instance, and `num_tokens` [n
-        instances], counted before truncation. Also return `truncated` [n instances] if the task can
-        read long texts in windows, because a text with more tokens than the model takes is then not
-        necessarily cut."""
+        instances], counted before truncation. If the task can read long texts in windows, also
+        return `truncated` [n instances], because a text may then have more tokens than the model
+        accepts without being cut."""
         return self.tokenizer.encode(instances)
 
     def encode_groups(self, groups: Sequence[Sequence[Text]]) -> Tensors:
-        """Return one row of tokens for each text or pair. `groups` has the texts of each instance;
-        `owners` [rows] is the index of each row's instance. `num_tokens` [instances] counts the
-        tokens of each instance's longest text."""
+        """Return one row of tokens for each text or pair in `groups`, which has the texts of each
+        instance. `owners` [rows] contains the index of the instance to which each row belongs.
+        `num_tokens` [instances] is the number of tokens in each instance's longest text."""
         owners = np.repeat(np.arange(len(groups)), list(map(len, groups)))
         tensors = self.tokenizer.encode(list(chain.from_iterable(groups)), owners.tolist())
         counts = np.zeros(len(groups), np.int64)
@@ -91,8 +91,9 @@ def label(labels: Sequence[str], index: int) -> str:
 
 
 class Fields(TextCodec):
-    """Reads an object with strings under the `required` and `optional` keys, and lists of strings
-    under those in `lists`. If only "text" is required, the instance may also be a string."""
+    """Reads an object that has strings under the keys `required` and `optional`, and lists of
+    strings under the keys in `lists`. If "text" is the only required key, the instance may also be
+    a string."""
 
     def __init__(
         self, *required: str, optional: tuple[str, ...] = (), lists: tuple[str, ...] = ()
@@ -108,7 +109,7 @@ class Fields(TextCodec):
 
     def open(self, data: bytes, limits: Limits) -> Any:
         """Return the bytes as text. If they are a JSON object with the task's keys, or if the task
-        needs more than a text, return the object."""
+        needs more than a text, return the object instead."""
         text = super().open(data, limits)
         value = {}
         if text.lstrip().startswith("{"):

@@ -1,8 +1,9 @@
-"""Turns texts and pairs of texts into rows of tokens: one row each, or windows of a long text.
+"""Converts texts and pairs of texts to rows of tokens: one row each, or several windows of a long
+text.
 
-A tokenizer's folder holds its files and config.json as transformers saves them. tokenizer.json is
-read directly. If it is missing, transformers' AutoTokenizer reads the vocabulary, which costs each
-worker another 35 MB and another second.
+A tokenizer's folder contains its files and config.json as transformers saves them. tokenizer.json
+is read directly. If it is missing, transformers' AutoTokenizer reads the vocabulary, which costs
+each worker another 35 MB and another second.
 """
 
 import importlib.util
@@ -23,21 +24,22 @@ from serving.errors import ConfigError, DecodingError
 
 Text = str | tuple[str, str]  # a pair is one row: both texts, with special tokens between them
 
-UNLIMITED = 10**6  # stands for no limit, for which transformers writes 1e30
-# A text is cut to this many characters for each token that the model takes. WordPiece turns a
-# longer word into one [UNK] (max_input_chars_per_word), so only a text of such words, or of spaces,
-# loses tokens.
+UNLIMITED = 10**6  # means no limit; transformers writes 1e30 instead
+# A text is cut to this many characters for each token that the model accepts. WordPiece turns a
+# longer word into one [UNK] (max_input_chars_per_word), so only texts that consist of such words,
+# or of spaces, lose tokens.
 LONGEST_TOKEN = 100
-# Characters that are tokenized at a time. Each takes about 300 bytes until truncation. A portion of
-# hash signs, which are the slowest, takes 1.3 s.
+# Number of characters that are tokenized at a time. Each takes about 300 bytes until truncation. A
+# portion of hash signs, the slowest input, takes 1.3 s.
 PORTION = 2**18
 # text of a pair -> (number of tokens, the part of the text that is read)
 Measured = dict[str, tuple[int, str]]
-LONGEST_TEXT = PORTION  # characters that are read at most, even if the model takes more tokens
+# maximum number of characters that are read, even if the model accepts more tokens
+LONGEST_TEXT = PORTION
 # If a text of a pair has more than SHORT · max_length characters, it is cut before the pair is
 # tokenized.
 SHORT = 4
-# Model types whose positions begin after the padding's id.
+# Model types whose positions start after the id of the padding token.
 POSITIONS_FROM_PADDING = {
     "camembert",
     "data2vec-text",
@@ -51,7 +53,7 @@ POSITIONS_FROM_PADDING = {
     "xlm-roberta-xl",
     "xmod",
 }
-# Tokenizers in version 5 of the transformers library that give token types to the network.
+# Tokenizer classes that give token types to the network, in version 5 of the transformers library.
 WITH_TYPES = {
     "BertTokenizer",
     "ConvBertTokenizer",
@@ -96,14 +98,14 @@ REMEDY = (
 
 class TextTokenizer:
     """Tokenizes with the files of a folder. Worker threads share one TextTokenizer. `windows`
-    changes its truncation, so a client uses either `windows` or `encode`."""
+    changes the truncation settings, so a client uses either `windows` or `encode`."""
 
     def __init__(
         self, folder: Path, max_length: int, strategy: str = "longest_first", multiple: int = 1
     ) -> None:
-        """Read the folder. `max_length` 0 means the model's own limit; `strategy` is the tokenizers
-        library's name for the way in which a pair is truncated; rows are padded to a `multiple` of
-        tokens. Raise ConfigError if the folder has no tokenizer that can be read."""
+        """Read the folder. If `max_length` is 0, the model's own limit applies. `strategy` says how
+        a pair is truncated, in the terms of the tokenizers library. Rows are padded to a `multiple`
+        of tokens. Raise ConfigError if the folder has no tokenizer that can be read."""
         self.multiple = multiple
         self.config = _read_json(folder / "config.json")
         # an embedding's prompts, or the function that a CrossEncoder applies to its scores
@@ -135,8 +137,9 @@ class TextTokenizer:
         self._windows = threading.Lock()
 
     def _limit(self) -> int:
-        """Return the most tokens that a text may have: the lower of the tokenizer's limit and the
-        size of the position table. In some models, positions begin after the padding's id."""
+        """Return the maximum number of tokens in a text: the lower of the tokenizer's limit and the
+        size of the position table. In some models, positions start after the id of the padding
+        token."""
         positions = int(self.config.get("max_position_embeddings", UNLIMITED))
         # ESM-2 has no position table
         is_rotary = self.config.get("position_embedding_type") == "rotary"
@@ -154,13 +157,13 @@ class TextTokenizer:
 
     def encode(self, texts: Sequence[Text], owners: Sequence[int] | None = None) -> Tensors:
         """Return the inputs for n texts or pairs: INT64 [n, longest rounded up to `multiple`],
-        padded on the right. `owners` [n] says which instance each text comes from, if the instances
-        are not the texts themselves.
+        padded on the right. `owners` [n] contains the index of the instance to which each text
+        belongs, if an instance may have several texts.
 
-        `num_tokens` [n] counts the tokens before truncation, with special tokens. For a text that
-        was cut to LONGEST_TOKEN characters per token, it counts the tokens that were read, but is
-        always more than max_length. Raise DecodingError for a text without tokens, because the
-        model's answer would mean nothing.
+        `num_tokens` [n] counts the tokens before truncation, with special tokens. If a text was cut
+        to `max_characters`, only the tokens that were read are counted, but the number is always
+        higher than max_length. Raise DecodingError for a text without tokens, because the model's
+        answer would mean nothing.
         """
         rows = []
         counts = []
@@ -184,8 +187,8 @@ class TextTokenizer:
         }
 
     def part(self, text: str, length: int) -> str:
-        """Return the first `length` characters of a text, or the last if texts are truncated on the
-        left."""
+        """Return the first `length` characters of a text, or the last ones if texts are truncated
+        on the left."""
         return text[-length:] if self.direction == "left" else text[:length]
 
     def _parts(self, text: Text, length: int) -> Text:
@@ -220,7 +223,7 @@ class TextTokenizer:
 
     def _shortened(self, text: Text, measured: Measured) -> Text:
         """Return a pair with its long texts cut to twice the tokens that the model takes. Otherwise
-        the library would combine each overflowing part of one text with each part of the other,
+        the library would combine every overflowing part of one text with every part of the other,
         which takes 10 s for two texts of 20,000 hash signs."""
         if isinstance(text, str):
             return text
@@ -284,13 +287,13 @@ class TextTokenizer:
     def windows(
         self, texts: Sequence[Text], length: int, stride: int, every: bool = True
     ) -> Tensors:
-        """Cut texts, or the second text of pairs, into windows of `length` tokens, each with the
-        pair's first text. Neighbors share `stride` tokens. Return the rows of all windows, or of
-        only each text's first window if `every` is false.
+        """Cut texts into windows of `length` tokens. In a pair, only the second text is cut, and
+        each window begins with the first text. Neighboring windows share `stride` tokens. Return
+        the rows of all windows, or of only each text's first window if `every` is false.
 
-        Besides the inputs, return `encodings` [rows], `owners` [rows] (the index of each row's
-        text), `num_tokens` and `truncated` [n texts]. Raise DecodingError for a text that is too
-        long, and TooManyRows if the texts together make too many rows.
+        Besides the inputs, return `encodings` [rows], `owners` [rows] (the index of the text to
+        which each row belongs), `num_tokens` and `truncated` [n texts]. Raise DecodingError for a
+        text that is too long, and TooManyRows if the texts together make too many rows.
         """
         encodings: list[Encoding] = []
         owners = []
@@ -319,8 +322,8 @@ class TextTokenizer:
         }
 
     def _cut(self, text: Text, length: int, stride: int, every: bool) -> tuple[list[Encoding], int]:
-        """Return the windows of a text and its number of tokens. Raise ValueError if the text is
-        too long, or a window has no room for it."""
+        """Return the windows of a text, and its number of tokens. Raise ValueError if the text is
+        too long, or if a window has no room for it."""
         if isinstance(text, str) and not every:
             text = self.part(text, self.max_characters)
         characters = len("".join(text))
@@ -354,9 +357,9 @@ class TextTokenizer:
 
 
 def load_with_transformers(folder: Path) -> Any:
-    """Return the folder's tokenizer from transformers' AutoTokenizer, which uses no network and
-    runs no code of the folder. Raise ConfigError if the tokenizer needs such code or a missing
-    package, or has no `backend_tokenizer`."""
+    """Load the folder's tokenizer with transformers' AutoTokenizer, without network access and
+    without running code from the folder. Raise ConfigError if the tokenizer needs such code or a
+    missing package, or has no `backend_tokenizer`."""
     for file in ("tokenizer_config.json", "config.json"):
         code = _read_json(folder / file).get("auto_map") or {}
         if isinstance(code, list) or "AutoTokenizer" in code:
@@ -387,8 +390,8 @@ def load_with_transformers(folder: Path) -> Any:
 
 
 def _why_not(folder: Path, error: Exception) -> str:
-    """Return why transformers cannot read a folder. Its own error names tiktoken even
-    if sentencepiece is what is missing."""
+    """Return why transformers cannot read a folder. Its own error blames tiktoken even if
+    sentencepiece is missing."""
     for files, package in PACKAGES.items():
         if any(folder.glob(files)) and importlib.util.find_spec(package) is None:
             return f"needs the package '{package}' for its tokenizer, which is not installed"

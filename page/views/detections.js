@@ -1,11 +1,11 @@
-// {"detections": [{"label", "class_id", "score", "box", "polygons", "keypoints"}], "image"}: boxes, masks and keypoints
-// on the picture, and a list of the objects.
+// {"detections": [{"label", "class_id", "score", "box", "polygons", "keypoints"}], "image"}: shows boxes, masks and
+// keypoints on the picture, and a list of the objects.
 
 import { h, hue, percent, svg } from "../dom.js";
 import { picture } from "./picture.js";
 
-const MOST = 400; // drawn; a page of thousands of boxes says nothing
-const SEEN = 0.5; // keypoints of a lower score are not drawn, as in a picture that the server draws
+const MOST = 400; // boxes that are drawn; thousands would only hide the picture
+const SEEN = 0.5; // keypoints with a lower score are not drawn, as in pictures that the server draws
 
 export function detections({ predictions, input }) {
   return predictions.map((prediction, index) => one(prediction, input.files?.[index]));
@@ -26,15 +26,15 @@ function one({ detections, image }, file) {
 
 function box({ label, class_id, score, box: { xmin, ymin, xmax, ymax } }, { width, height }) {
   const position = { "--x": xmin / width, "--y": ymin / height, "--w": (xmax - xmin) / width, "--h": (ymax - ymin) / height };
-  const name = ymin / height < 0.05 ? "box high" : "box"; // its label would be outside the picture
+  const name = ymin / height < 0.05 ? "box high" : "box"; // a label above a high box would be outside the picture
   return h("div", { class: name, "--hue": hue(class_id), ...position, "data-label": label, title: `${label} ${percent(score)}` }, h("span", {}, label));
 }
 
-// In the picture's own pixels, the best on top.
+// Draw in pixels of the picture, with the best detections on top.
 const drawing = (shapes, { width, height }) =>
   svg("svg", { class: "shapes", viewBox: `0 0 ${width} ${height}`, preserveAspectRatio: "none", "aria-hidden": "true" }, shapes.toReversed());
 
-// The mask of one object, and its keypoints.
+// Return the mask of one object, and its keypoints.
 function shape({ class_id, polygons = [], keypoints = [] }, { width, height }) {
   const radius = Math.max((width + height) / 250, 1);
   const seen = keypoints.filter(({ score = 1 }) => score >= SEEN);

@@ -1,4 +1,5 @@
-// {"embedding": […]}: of several texts or pictures how similar each pair is (the cosine), of one its first numbers.
+// {"embedding": […]}: shows how similar each pair of texts or pictures is (the cosine), or the first numbers of a
+// single embedding.
 
 import { h } from "../dom.js";
 import { address, picture } from "./picture.js";

@@ -1,4 +1,4 @@
-// Entities and answers, marked in their text. Places count characters as Python does, not UTF-16's units.
+// Shows entities and answers, marked in their text. Positions count characters as Python does, not UTF-16 code units.
 
 import { h, hue } from "../dom.js";
 import { bars } from "./scores.js";
@@ -10,14 +10,14 @@ export const entities = ({ predictions, input }) =>
     return h("div", { class: "block" }, marked(value.text ?? value, entities), entities.length ? null : h("p", { class: "help" }, "No entities."));
   });
 
-// {"answers": [{"answer", "score", "start", "end"}]}: bars of all, and the best one marked in its passage.
+// {"answers": [{"answer", "score", "start", "end"}]}: shows all answers as bars, and marks the best one in its passage.
 export const answers = ({ predictions, input }) =>
   predictions.map(({ answers }, index) => {
     const all = answers.map(({ answer, score }) => ({ label: answer || "(no answer)", score }));
     return h("div", { class: "block" }, bars(all), marked(input.values[index].context ?? "", answers.slice(0, 1)));
   });
 
-// `spans` are [{start, end, label}] in any order. Of two that overlap, only the first is marked.
+// `spans` are [{start, end, label}] in any order. If two overlap, only the first is marked.
 function marked(text, spans) {
   const characters = Array.from(text);
   const labels = [...new Set(spans.map(({ label }) => label))];

@@ -1,8 +1,8 @@
-// A picture with a layer over it. The layer uses shares of the picture's sides as coordinates.
+// Shows a picture with a layer over it. Coordinates in the layer are shares of the picture's sides.
 
 import { h } from "../dom.js";
 
-const SMALL = 320; // pixels: of a smaller picture nobody sees much
+const SMALL = 320; // pixels; smaller pictures are enlarged
 
 // `size` is the picture's size from the server. It is used if the browser cannot show the file (TIFF, for example).
 export function picture(file, size = null) {
@@ -21,13 +21,13 @@ export function picture(file, size = null) {
 
 const addresses = new Map();
 
-// One address per file: a result that is shown again must not read the picture again.
+// One URL per file, so that a result that is shown again does not read the picture again.
 export function address(file) {
   if (!addresses.has(file)) addresses.set(file, URL.createObjectURL(file));
   return addresses.get(file);
 }
 
-// Lets the browser forget all pictures but these.
+// Free the memory of all pictures except these files.
 export function keep(files) {
   for (const [file, url] of addresses) {
     if (files.includes(file)) continue;

@@ -1,12 +1,12 @@
-// {"segments": [{"label", "class_id", "share"}], "map": {"b64"}, "image"}: the class of each pixel as a veil over the
-// picture, and bars of the classes' shares.
+// {"segments": [{"label", "class_id", "share"}], "map": {"b64"}, "image"}: shows the class of each pixel as a
+// transparent layer over the picture, and the classes' shares as bars.
 
 import { h, hue } from "../dom.js";
 import { slider } from "../parameters.js";
 import { bars } from "./scores.js";
 import { picture } from "./picture.js";
 
-const VEIL = 0.6; // the map's opacity at first
+const VEIL = 0.6; // the map's initial opacity
 
 export function segments({ predictions, input }) {
   return predictions.map((prediction, index) => one(prediction, input.files?.[index] ?? new Blob(), `opacity-${index}`));
@@ -20,7 +20,7 @@ function one({ segments, map, image }, file, id) {
   return h("div", { class: "seen" }, element, details);
 }
 
-// Draws the map over the picture; returns its slider.
+// Draw the map over the picture. Return the slider for its opacity.
 function veil({ b64, width, height }, layer, id) {
   const canvas = h("canvas", { class: "map", width, height, "--opacity": VEIL, "aria-hidden": "true" });
   layer.append(canvas);
@@ -31,7 +31,7 @@ function veil({ b64, width, height }, layer, id) {
   return h("div", { class: "field" }, h("div", { class: "pair" }, h("label", { for: id }, "Opacity of the map"), beside), input);
 }
 
-// The ids of the map's pixels, which are the grey levels of a PNG.
+// Return the class ids of the map's pixels, which are the grey levels of a PNG.
 async function classesOf(b64, width, height) {
   const bytes = Uint8Array.from(atob(b64), (letter) => letter.charCodeAt(0));
   const bitmap = await createImageBitmap(new Blob([bytes], { type: "image/png" }), { colorSpaceConversion: "none" });

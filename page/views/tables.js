@@ -1,4 +1,4 @@
-// Tensors and records as tables; anything else as JSON.
+// Shows tensors and records as tables, and anything else as JSON.
 
 import { h, isObject } from "../dom.js";
 
@@ -11,7 +11,7 @@ const table = (label, names, rows) =>
 
 export const firstOf = (values) => values.slice(0, FIRST).map(String).join(", ") + (values.length > FIRST ? `, … ${values.length - FIRST} more` : "");
 
-// KServe's outputs
+// Show the outputs of KServe's protocol.
 export const tensors = (outputs) =>
   table("The outputs", ["Output", "Type", "Shape", "Values"], outputs.map(({ name, datatype, shape, data = [] }) =>
     h("tr", {}, h("th", { scope: "row" }, name), h("td", {}, datatype), h("td", {}, shape.join(" × ")), h("td", { class: "mono" }, firstOf(data.flat(Infinity))))));
@@ -28,7 +28,7 @@ const word = (value) => (typeof value === "number" && !Number.isInteger(value) ?
 
 export const anything = ({ predictions }) => h("pre", { class: "mono", tabindex: 0 }, pretty(predictions));
 
-// JSON in lines, with a list of numbers or words in one.
+// Return indented JSON, with each list of numbers or words on one line.
 export function pretty(value) {
   const text = lines(value, "");
   return text.length > MOST ? `${text.slice(0, MOST)}\n… (${text.length - MOST} characters more)` : text;

@@ -1,4 +1,4 @@
-"""Writes the image's bill of materials as CycloneDX JSON, in a step of the Dockerfile.
+"""Writes the image's bill of materials (SBOM) as CycloneDX JSON. The Dockerfile runs it.
 
     python bill_of_materials.py ENVIRONMENT DPKG_FOLDER OUTPUT
 
@@ -17,7 +17,7 @@ FIELDS = r"${db:Status-Status}\t${Package}\t${Version}\t${Architecture}\n"
 
 def bill_of_materials(environment: Path, dpkg: Path) -> dict[str, Any]:
     """Return the bill of materials: the packages of the Python environment, and the Debian packages
-    installed in the dpkg folder."""
+    that dpkg's folder lists as installed."""
     tool = Path(sys.executable).with_name("cyclonedx-py")
     listing = [tool, "environment", "--output-reproducible", environment / "bin/python"]
     bill: dict[str, Any] = json.loads(_output(listing))
@@ -28,7 +28,7 @@ def bill_of_materials(environment: Path, dpkg: Path) -> dict[str, Any]:
 
 
 def debian_packages(listing: str) -> list[dict[str, str]]:
-    """Convert dpkg-query's lines with FIELDS to CycloneDX components."""
+    """Convert the output of dpkg-query, with FIELDS in each line, to CycloneDX components."""
     rows = (line.split("\t") for line in listing.splitlines())
     return [_component(*row) for status, *row in rows if status == "installed"]
 

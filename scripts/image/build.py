@@ -85,8 +85,8 @@ def build(engine: str, target: str, environ: Mapping[str, str]) -> str:
         for key, value in {variable: base, **labels()}.items():
             command += ["--build-arg", f"{key}={value}"]
         command += ["--target", target, "--tag", name, "--tag", newest, str(ROOT)]
-        # With Docker's attestations the image would become an index of manifests, which SageMaker
-        # refuses.
+        # With Docker's attestations, the image would become an index of manifests, which SageMaker
+        # rejects.
         plain = {**os.environ, "BUILDX_NO_DEFAULT_ATTESTATIONS": "1"}
         if subprocess.run(command, env=plain, check=False).returncode:
             raise ImageError(f"{engine} cannot build the image: its last lines say why")
@@ -167,8 +167,8 @@ INDEXES = {
 
 
 def base_image(engine: str, environ: Mapping[str, str]) -> str:
-    """Return BASE_IMAGE, or else Debian's image. If that cannot be pulled, build an image from
-    Debian's packages."""
+    """Return the base image: BASE_IMAGE, or else Debian's image. If that cannot be pulled, build
+    one from Debian's packages."""
     if wanted := environ.get("BASE_IMAGE"):
         return wanted
     for name in (LOOK_ALIKE, DEBIAN):

@@ -1,4 +1,4 @@
-"""A real tritonserver over a repository of tiny ONNX models, started once for these tests."""
+"""Starts a real tritonserver for these tests, once, with a repository of tiny ONNX models."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,7 +29,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def server(
     repository: Path, backends: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Server]:
-    """Serve every model of onnx_models.py that can be loaded. The models named bad_* fail."""
+    """Serve the models of onnx_models.py. Those named bad_* fail to load."""
     log = tmp_path_factory.mktemp("log") / "triton.log"
     with serving(repository, backends, log, **SIX) as running:
         yield running

@@ -1,5 +1,4 @@
-"""Tiny ONNX models, and the repository that the tests' tritonserver
-serves."""
+"""Makes tiny ONNX models, and the repository that the tests' tritonserver serves."""
 
 from pathlib import Path
 from typing import Any
@@ -17,14 +16,15 @@ TABLE = np.array([10.0, 11.0, 12.0, 13.0, 14.0], dtype=np.float32)
 
 
 def model(graph: str) -> bytes:
-    """Return the file of a graph in the syntax of ONNX's parser."""
+    """Return an ONNX file, given its graph in the syntax of ONNX's parser."""
     proto = parsed(graph)
     onnx.checker.check_model(proto)
     return bytes(proto.SerializeToString())
 
 
 def arithmetic(tensor: str) -> bytes:
-    """Make a model of sum = x + y and product = x * y, all of this type, such as "float[N, 3]"."""
+    """Make a model of sum = x + y and product = x * y. All tensors have this type, such as
+    "float[N, 3]"."""
     return model(f"""arithmetic ({tensor} x, {tensor} y) => ({tensor} sum, {tensor} product) {{
         sum = Add (x, y)
         product = Mul (x, y)
@@ -32,8 +32,8 @@ def arithmetic(tensor: str) -> bytes:
 
 
 def lookup() -> bytes:
-    """Make a model of value = TABLE[index], which fails past the table, and double = index +
-    index."""
+    """Make a model of value = TABLE[index], which fails if the index is past the table, and double
+    = index + index."""
     table = ", ".join(map(str, TABLE))
     return model(f"""lookup (int64[N, 1] index) => (float[N, 1] value, int64[N, 1] double)
         <float[{len(TABLE)}] table = {{{table}}}> {{
@@ -47,7 +47,7 @@ def identity(tensor: str) -> bytes:
 
 
 def optional_bias() -> bytes:
-    """Make a model of y = x + bias, where bias is 100 if the caller sends none."""
+    """Make a model of y = x + bias, where bias is 100 if the caller does not send it."""
     return model("""optional_bias (float[N, 1] x, float[M, 1] bias) => (float[N, 1] y)
         <float[1, 1] bias = {100.0}> { y = Add (x, bias) }""")
 
@@ -57,9 +57,9 @@ HIDDEN = 16
 
 
 def encoder() -> bytes:
-    """Make a network of texts with the outputs of every task: for each token (last_hidden_state
-    and, for the starts of answers, `starts`), for each text (sentence_embedding), and for each
-    mask (`masks`). The state of a token depends on all tokens of its text."""
+    """Make a text network that has outputs for every kind of task: for each token
+    (last_hidden_state, and `starts` for the starts of answers), for each text (sentence_embedding),
+    and for each mask (`masks`). The state of a token depends on all tokens of its text."""
     proto = parsed(f"""encoder (int64[batch, sequence] input_ids,
         int64[batch, sequence] attention_mask, int64[batch, sequence] token_type_ids,
         int64[batch, m] masked_lm_positions) =>
@@ -98,7 +98,8 @@ def encoder() -> bytes:
 def text_feed(
     rows: int, length: int, masks: int = 1, **more: NDArray[Any]
 ) -> tuple[Arrays, Arrays]:
-    """Return the inputs of random texts as a client sends them, and all inputs of the model."""
+    """Return two dictionaries for random texts: the inputs that a client sends, and all inputs of
+    the model."""
     rng = np.random.default_rng([rows, length])
     ids = rng.integers(1, 50, (rows, length))
     sent = {"input_ids": ids, "masked_lm_positions": rng.integers(0, length, (rows, masks)), **more}
@@ -106,13 +107,13 @@ def text_feed(
 
 
 def reference(file: bytes | str, feed: Arrays) -> Arrays:
-    """Return what ONNX Runtime answers in this process."""
+    """Return the outputs that ONNX Runtime computes in this process."""
     session = onnxruntime.InferenceSession(file)
     names = [output.name for output in session.get_outputs()]
     return dict(zip(names, session.run(names, feed), strict=True))
 
 
-# makes 6 the default of max_batch_size
+# the default of max_batch_size becomes 6
 SIX = {"SAGEMAKER_TRITON_ADDITIONAL_ARGS": "--backend-config=default-max-batch-size=6"}
 OTHER_FILENAME = "net.onnx"
 PLATFORM = 'platform: "onnxruntime_onnx"\n'
@@ -122,7 +123,8 @@ MERGED = "dynamic_batching { max_queue_delay_microseconds: 200000 }\n"
 
 
 def tensors(side: str, **dims: str) -> str:
-    """Return entries of config.pbtxt; `name="FP32 3,2"` is a tensor of two dimensions."""
+    """Return entries of config.pbtxt. For example, `name="FP32 3,2"` is a tensor with two
+    dimensions."""
     entries = []
     for name, spec in dims.items():
         datatype, shape = spec.split()
@@ -146,7 +148,7 @@ def arithmetic_config(dims: str) -> str:
     return tensors("input", x=dims, y=dims) + tensors("output", sum=dims, product=dims)
 
 
-# For `lookup`. A warm-up that fails is not tried: Triton 2.51 can die of it (SIGSEGV).
+# For `lookup`. There is no test of a warm-up that fails, because Triton 2.51 may crash (SIGSEGV).
 WARM_UP = (
     'model_warmup [{ name: "first", batch_size: 8, inputs { key: "index" value: '
     '{ data_type: TYPE_INT64, dims: [1], input_data_file: "good" } } }]\n'
@@ -160,7 +162,7 @@ THREADS = (
 )
 AT_ONCE = parameters(intra_op_thread_count="2", separate_runs="true")
 
-# as `serve` stages a text model
+# the configuration that `serve` stages for a text model
 ENCODER = tensors(
     "input", input_ids="INT64 -1", attention_mask="INT64 -1", token_type_ids="INT64 -1"
 )
@@ -176,7 +178,7 @@ ENCODER += tensors(
 )
 ENCODER += parameters(ragged_batches=str(LONGEST))
 
-# Name -> (ONNX file, config.pbtxt, None for none at all).
+# name of a model -> (ONNX file, config.pbtxt or None)
 SERVED: dict[str, tuple[bytes, str | None]] = {
     "arithmetic": (arithmetic("float[N, K]"), EIGHT + MERGED + arithmetic_config("FP32 -1")),
     "lookup": (lookup(), EIGHT + MERGED + LOOKUP + WARM_UP),
@@ -210,7 +212,7 @@ SERVED: dict[str, tuple[bytes, str | None]] = {
 
 ROWS = identity("float[N, 3]")
 BATCH = "max_batch_size: 8\n"
-# Name -> (ONNX file, config.pbtxt, a word of the reason) of models that must not load.
+# name of a model that must not load -> (ONNX file, config.pbtxt, a word of the reason)
 REFUSED: dict[str, tuple[bytes, str, str]] = {
     "bad_shape": (arithmetic("float[N, 3]"), BATCH + arithmetic_config("FP32 4"), "'x'"),
     "bad_rank": (arithmetic("float[N, 3]"), arithmetic_config("FP32 3"), "'x'"),

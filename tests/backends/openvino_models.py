@@ -1,8 +1,6 @@
-"""The repository that the tests' tritonserver serves with OpenVINO: tiny models, and the bundled
-ones.
-
-OpenVINO's own files are written in a process of their own, because this one has ONNX Runtime in it.
-"""
+"""Makes the repository that the tests' tritonserver serves with OpenVINO: tiny models, and the
+bundled ones. A separate process writes the files in OpenVINO's own format, because this process has
+loaded ONNX Runtime."""
 
 import shutil
 import subprocess
@@ -36,7 +34,7 @@ EIGHT = "max_batch_size: 8\n"
 NUMBERS = [name for name in IDENTITY_VALUES if name != "BYTES"]
 BUNDLED = ("resnet", "yolov5", "bert")
 
-# Reads an ONNX file, names its outputs also NAME_too, and writes OpenVINO's two files.
+# reads an ONNX file, adds the name NAME_too to each output, and writes OpenVINO's two files
 CONVERT = """
 import sys, openvino
 model = openvino.Core().read_model(sys.argv[1])
@@ -47,8 +45,8 @@ openvino.save_model(model, sys.argv[2], compress_to_fp16=False)
 
 
 def half() -> bytes:
-    """y is the first half of the columns of x, cut at a computed place: ONNX Runtime leaves the
-    number of its columns free, OpenVINO computes 4."""
+    """Make a model whose output y is the first half of the columns of x. The number of these
+    columns is computed: ONNX Runtime leaves it open, and OpenVINO infers 4."""
     return model("""half (float[n, 8] x) => (float[n, half] y)
         <int64[1] zero = {0}, int64[1] one = {1}, int64[1] two = {2}> {
             sizes = Shape(x)
@@ -63,7 +61,7 @@ CONVERTED = tensors("input", x="UINT8 3", y="FP32 3") + tensors(
     "output", sum="FP16 3", product="FP64 3"
 )
 
-# Name -> (ONNX file, config.pbtxt).
+# name of a model -> (ONNX file, config.pbtxt)
 SERVED: dict[str, tuple[bytes, str]] = {
     "arithmetic": (arithmetic("float[N, K]"), BATCHES + MERGED + arithmetic_config("FP32 -1")),
     "lookup": (lookup(), BATCHES + MERGED + LOOKUP + WARM_UP),
@@ -107,7 +105,7 @@ SERVED: dict[str, tuple[bytes, str]] = {
 }
 
 ROWS, XY = identity("float[N, 3]"), ONNX + EIGHT + xy("FP32 3")
-# Name -> (ONNX file, config.pbtxt, a pattern of the reason) of models that must not load.
+# name of a model that must not load -> (ONNX file, config.pbtxt, a pattern of the reason)
 REFUSED: dict[str, tuple[bytes, str, str]] = {
     "bad_string": (identity("string[N, 3]"), ONNX + EIGHT, "'x'"),
     "bad_output": (
@@ -131,7 +129,7 @@ REFUSED: dict[str, tuple[bytes, str, str]] = {
 
 
 def write_repository(folder: Path) -> None:
-    """Write the models above, two in OpenVINO's own format, and the bundled models."""
+    """Write the models above (two of them in OpenVINO's own format) and the bundled models."""
     for name, (file, config, *_) in (SERVED | REFUSED).items():
         write_model(folder / name, file, config)
     (folder / "lookup/warmup").mkdir()
@@ -146,7 +144,7 @@ def write_repository(folder: Path) -> None:
 
 
 def write_own_format(folder: Path, onnx: Path) -> None:
-    """Write model.xml and model.bin, whose outputs have two names each, without config.pbtxt."""
+    """Write model.xml and model.bin without a config.pbtxt. Each output has two names."""
     (folder / "1").mkdir(parents=True)
     command = [sys.executable, "-c", CONVERT, str(onnx), str(folder / "1/model.xml")]
     subprocess.run(command, check=True, timeout=PATIENCE)

@@ -1,4 +1,4 @@
-"""The installation of Triton's backends, from the real package into temporary folders."""
+"""Tests the installation of Triton's backends, from the real package into temporary folders."""
 
 import os
 import shutil
@@ -37,7 +37,7 @@ def test_install_the_python_backend_and_ours_as_copies(tmp_path: Path) -> None:
 @pytest.mark.parametrize("damage", ["none", "added", "link", "mode", "folder", "dangling"])
 def test_replace_a_backend_and_keep_others(tmp_path: Path, damage: str) -> None:
     install(tmp_path)
-    (tmp_path / "tensorrt").mkdir()  # of somebody else
+    (tmp_path / "tensorrt").mkdir()  # a backend that this project did not install
     (tmp_path / "tensorrt" / "libtriton_tensorrt.so").touch()
     before = files(tmp_path)
     model = tmp_path / "onnxruntime" / "model.py"

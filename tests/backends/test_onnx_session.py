@@ -1,5 +1,5 @@
-"""The threads of an instance on machines laid out in a folder, the session's options, and
-memory."""
+"""Tests the number of an instance's threads (machines are simulated by folders), the session's
+options, and memory."""
 
 import math
 import os
@@ -52,7 +52,8 @@ def test_name_a_missing_library_and_say_what_to_do() -> None:
 
 
 def test_return_freed_memory_to_the_system() -> None:
-    blocks = [bytes(100_000) + b"x" for _ in range(1000)]  # too small for a mapping of their own
+    # each is too small for a memory mapping of its own
+    blocks = [bytes(100_000) + b"x" for _ in range(1000)]
     last = blocks[-1]
     del blocks
     before = psutil.Process().memory_info().rss

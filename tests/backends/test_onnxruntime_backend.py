@@ -1,5 +1,5 @@
-"""Triton's onnxruntime platform as served here, through the real tritonserver, against ONNX
-Runtime; and the configurations that serving.repository.completion completes, against Triton's."""
+"""Compares this project's onnxruntime backend, in a real tritonserver, with ONNX Runtime, and the
+configurations that serving.repository.completion completes with Triton's own."""
 
 import re
 import subprocess
@@ -48,14 +48,16 @@ def floats(*shape: int) -> NDArray[np.float32]:
 
 
 def check_merged(client: Client, model: str, feeds: Sequence[Arrays], most: int) -> None:
-    """Send the feeds at once, until they take at most `most` executions."""
+    """Send the feeds at once, again and again until they take at most `most` executions. Check the
+    answers."""
     answers = answered_together(client, model, feeds, most)
     for feed, answer in zip(feeds, answers, strict=True):
         assert_equal(answer, reference(SERVED[model][0], feed))
 
 
 def check_texts(client: Client, feeds: Sequence[tuple[Arrays, Arrays]], most: int) -> None:
-    """Send the texts at once. The answer of a merged run is rounded differently."""
+    """Send the texts at once, and check the answers. The numbers of a merged run are rounded
+    differently."""
     answers = answered_together(client, "encoder", [sent for sent, _ in feeds], most)
     for (_, feed), answer in zip(feeds, answers, strict=True):
         expected = reference(SERVED["encoder"][0], feed)
@@ -175,7 +177,7 @@ def test_keep_the_shape_of_a_model_without_batches(client: Client) -> None:
 
 def test_complete_a_model_without_config_from_its_file(client: Client) -> None:
     generated = config(client, "without_config")
-    assert generated["max_batch_size"] == 6  # of SIX
+    assert generated["max_batch_size"] == 6  # the default that SIX sets
     assert "dynamic_batching" in generated
     assert generated["platform"] == "onnxruntime_onnx"
     assert [each["name"] for each in generated["input"]] == ["x", "y"]
@@ -233,7 +235,7 @@ def test_keep_errors_of_requests_out_of_the_log(client: Client, server: Server) 
     assert server.text() == before
 
 
-# Completes a copy of the configuration of each model that is named, in one process.
+# completes a copy of each named model's configuration, in one process
 COMPLETE = """
 import pathlib, shutil, sys
 from serving.repository.completion import main
@@ -275,7 +277,7 @@ def completed_fields(config: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("name", SERVED)
 def test_complete_as_triton(name: str, client: Client, completed: dict[str, Any]) -> None:
     ours = completed[name]
-    ours.backend = ours.backend or "onnxruntime"  # Triton has it from the platform
+    ours.backend = ours.backend or "onnxruntime"  # Triton derives the backend from the platform
     assert completed_fields(ours) == completed_fields(client.get_model_config(name).config)
     assert ours.name == ""
 

@@ -1,5 +1,5 @@
-"""Triton's openvino backend as served here, through the real tritonserver, against ONNX Runtime in
-this process."""
+"""Compares this project's openvino backend, in a real tritonserver, with ONNX Runtime in this
+process."""
 
 import os
 import re
@@ -33,7 +33,8 @@ from tests.support.harness import ROOT, wait_until
 pytestmark = pytest.mark.stack
 
 RANDOM = np.random.default_rng(0)
-# relative to the largest value, in BF16, with which OpenVINO computes where the processor has it
+# tolerance relative to the largest value, because OpenVINO computes in BF16 if the processor
+# supports it
 BF16 = 0.02
 
 
@@ -47,7 +48,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def server(folder: Path, backends: Path) -> Iterator[Server]:
     cache = str(folder / "cache")
-    options = ["--model-load-thread-count=2"]  # each load is a process that imports and compiles
+    # each load starts a process that imports OpenVINO and compiles
+    options = ["--model-load-thread-count=2"]
     with serving(folder / "models", backends, folder / "log", *options, TMPDIR=cache) as running:
         yield running
 
@@ -97,7 +99,7 @@ def bundled_feed(name: str) -> Arrays:
             "attention_mask": np.ones_like(ids),
             "token_type_ids": np.zeros_like(ids),
         }
-    if name == "yolov5":  # of noise the boxes say little, and BF16 something else
+    if name == "yolov5":  # the boxes of an image of noise are arbitrary, and differ in BF16
         page = np.asarray(
             Image.open(ROOT / "model_repository/yolov5/example.jpg")
             .convert("RGB")
@@ -136,7 +138,8 @@ def test_merge_texts_of_any_length(client: Client, model: str, tolerance: float)
 
 
 def numbers(name: str) -> Any:
-    """Return two rows at the limits of OpenVINO's numbers, whose integers have 32 bits."""
+    """Return two rows with the smallest and largest numbers that OpenVINO handles. Its integers
+    have 32 bits."""
     if name == "BOOL":
         return np.array([[True, False, True], [False, False, True]])
     if name.startswith("FP"):
@@ -247,7 +250,7 @@ def test_convert_to_the_datatypes_of_the_config(client: Client) -> None:
         "converted_0_0: parameter 'CPU_THREADS_NUM' has no effect",
     ],
 )
-def test_log_what_became_of_the_parameters(server: Server, line: str) -> None:
+def test_log_the_effect_of_the_parameters(server: Server, line: str) -> None:
     assert re.search(line, server.text())
     assert "parameter 'client'" not in server.text()
 

@@ -1,4 +1,4 @@
-"""OpenVINO's parameters in config.pbtxt, with and without BF16, and the cache of compiled
+"""Tests OpenVINO's parameters in config.pbtxt, with and without BF16, and the cache of compiled
 models."""
 
 import os
@@ -111,7 +111,7 @@ def test_remove_the_least_recently_used_beyond_the_limit(cache: Path) -> None:
     first, second = compiled("first", "1", size), compiled("second", "1", size)
     for path, when in ((first, 1), (second, 2)):
         os.utime(path, (when, when))
-    with openvino_settings.opened("first", "1"):  # used again
+    with openvino_settings.opened("first", "1"):  # this model is used again
         pass
     third = compiled("third", "1", size)
     assert openvino_settings.blobs(cache) == {first, third}

@@ -1,5 +1,5 @@
-"""Triton's pytorch_libtorch platform as served here, through the real tritonserver, against PyTorch
-in process."""
+"""Compares this project's pytorch_libtorch backend, in a real tritonserver, with PyTorch in this
+process."""
 
 import re
 from collections.abc import Iterator
@@ -62,8 +62,8 @@ def test_merge_requests_into_one_run_and_return_each_its_rows(client: Client) ->
 
 
 def test_answer_an_error_only_to_the_caller_who_caused_it(client: Client) -> None:
-    """Requests that are merged with a wrong one run alone, in memory that the module reuses, before
-    any answer is sent."""
+    """Merge valid requests with an invalid one, so that each of them runs alone. The module reuses
+    its memory for all of these runs, before any answer is sent."""
     feeds = [{"x": np.full((1, 4), number, np.float32)} for number in (1, -1, 2, 3)]
     for _ in range(5):
         one, wrong, *others = together(client, "reused", feeds)

@@ -1,4 +1,5 @@
-"""The environment of tritonserver's process, and the end of a start that cannot work."""
+"""Tests the environment of tritonserver's process, and that a start ends early if it cannot
+succeed."""
 
 import sys
 from pathlib import Path
@@ -36,7 +37,7 @@ def test_give_the_stub_this_python_and_its_library() -> None:
 
 
 def nvidia_image(folder: Path, monkeypatch: pytest.MonkeyPatch, version: str) -> None:
-    """Make tritonserver.py take `folder` for NVIDIA's image of this version."""
+    """Make tritonserver.py treat `folder` as NVIDIA's image of this version."""
     for name in NVIDIAS:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).touch()
@@ -85,7 +86,7 @@ def test_wait_for_stubs_only_with_the_verified_version(
     assert tritonserver.with_stub_wait({"A": "b"}) == {"A": "b"}
 
 
-def test_name_what_is_missing() -> None:
+def test_name_the_missing_file_or_package() -> None:
     with pytest.raises(FileNotFoundError, match=r"libpython3\.99"):
         tritonserver.environment({}, python="3.99")
     with pytest.raises(FileNotFoundError, match="'nvidia-pytriton'"):

@@ -1,4 +1,4 @@
-"""Small TorchScript models, scripted here, and the repository that the tests' tritonserver
+"""Scripts small TorchScript models, and makes the repository that the tests' tritonserver
 serves."""
 
 from pathlib import Path
@@ -10,8 +10,8 @@ from tests.backends.onnx_models import MERGED, ONE, parameters, tensors
 
 
 class Weighted(nn.Module):  # type: ignore[misc]  # torch is untyped to mypy
-    """y = x W, z = x + 1; a megabyte of weights, so that what is shared can be told from what is
-    not."""
+    """Returns y = x W and z = x + 1. The weights have a megabyte, so the memory of a process shows
+    whether it shares them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -40,8 +40,7 @@ class Datatypes(nn.Module):  # type: ignore[misc]  # torch is untyped to mypy
 
 
 class Reused(nn.Module):  # type: ignore[misc]  # torch is untyped to mypy
-    """Gives its input back in memory of its own, the same in each call. A negative number is an
-    error."""
+    """Returns its input in a buffer that it reuses for every call. Fails for a negative number."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -62,7 +61,7 @@ class Texts(nn.Module):  # type: ignore[misc]  # torch is untyped to mypy
 BATCHES = f'platform: "pytorch_libtorch"\nmax_batch_size: 8\n{MERGED}'
 
 
-# What TorchScript calls a, b, c and d.
+# the datatypes of the arguments a, b, c and d
 FOUR = ("BOOL", "FP16", "INT64", "UINT8")
 TEXT = '{} {{ name: "{}" data_type: TYPE_STRING dims: [ 1 ] reshape {{ shape: [ ] }} }}\n'
 EXECUTOR = parameters(
@@ -78,7 +77,7 @@ EXECUTOR = parameters(
 ALONE = BATCHES + ONE
 RESULT = tensors("output", result="FP32 -1")
 
-# Name -> (module, config.pbtxt)
+# name of a model -> (module, config.pbtxt)
 SERVED: dict[str, tuple[nn.Module, str]] = {
     "weighted": (
         Weighted(),
@@ -119,8 +118,8 @@ SERVED: dict[str, tuple[nn.Module, str]] = {
     ),
 }
 
-# Name -> (module, None for a file that is no TorchScript, config.pbtxt, a word of the reason): they
-# must not load.
+# name of a model that must not load -> (module, or None for a file that is not TorchScript,
+# config.pbtxt, a word of the reason)
 REFUSED: dict[str, tuple[nn.Module | None, str, str]] = {
     "bad_file": (
         None,

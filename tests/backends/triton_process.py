@@ -1,5 +1,5 @@
-"""A real tritonserver, started and stopped in bounded time, and calls that the tests of several
-backends share."""
+"""Starts and stops a real tritonserver within limited time, and makes calls that the tests of
+several backends share."""
 
 import contextlib
 import os
@@ -28,7 +28,8 @@ Arrays = dict[str, NDArray[Any]]
 
 @dataclass
 class Server:
-    """A tritonserver in a process group of its own; `log` is what it and its stubs print."""
+    """A tritonserver in its own process group. `log` is the output of tritonserver and its
+    stubs."""
 
     process: subprocess.Popen[bytes]
     log: Path
@@ -52,7 +53,7 @@ def shared_memory(process: subprocess.Popen[bytes]) -> list[Path]:
 def serving(
     repository: Path, backends: Path, log: Path, *options: str, **variables: str
 ) -> Iterator[Server]:
-    """Start a Triton and stop it at the end, whether all its models load or not."""
+    """Start a tritonserver, and stop it at the end. Not all of its models need to load."""
     http, grpc, metrics = (free_port() for _ in range(3))
     named = {"http": http, "grpc": grpc, "metrics": metrics}.items()
     addresses = [
@@ -94,8 +95,8 @@ def serving(
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    """Send SIGTERM, then SIGKILL to the group, because a server whose stub cannot start ignores
-    SIGTERM. Remove what it leaves in shared memory."""
+    """Stop tritonserver with SIGTERM, and then its process group with SIGKILL, because a server
+    whose stub cannot start ignores SIGTERM. Remove its files in shared memory."""
     process.terminate()
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(END_SECONDS)
@@ -141,10 +142,9 @@ def together(client: Client, model: str, feeds: Sequence[Arrays]) -> list[Arrays
 def answered_together(
     client: Client, model: str, feeds: Sequence[Arrays], most: int
 ) -> list[Arrays]:
-    """Send feeds at once until they take at most `most` executions; return the answers.
-
-    On a busy machine some may come too late to be merged, and Triton counts after it has answered.
-    """
+    """Send feeds at once until they take at most `most` executions. Return the answers. On a busy
+    machine, some may arrive too late to be merged. Triton updates its counts only after it has
+    answered."""
     rows = sum(len(next(iter(feed.values()))) for feed in feeds)
 
     def merged() -> list[Arrays] | None:

@@ -1,5 +1,5 @@
-"""The benchmark runs, compares answers before it measures, and shows a server that fails instead of
-its figures."""
+"""Tests that the benchmarks run, compare answers before they measure, and report a server that
+fails instead of its figures."""
 
 import os
 import re
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.stack
 
 
 def run(words: str, *options: str, timeout: float, **variables: str) -> str:
-    """Run a program of the benchmark with these variables, and return what it prints."""
+    """Run a benchmark's program with these environment variables, and return its output."""
     done = subprocess.run(
         [sys.executable, "-m", *words.split(), *options],
         cwd=ROOT,
@@ -79,7 +79,8 @@ def test_measure_a_simulated_multi_model_endpoint() -> None:
 
 
 def test_take_the_steps_of_the_gpu_benchmark_on_a_processor() -> None:
-    """It exits with 1 if an answer differs, or if an unload does not free the memory."""
+    """The program exits with 1 if an answer differs, or if unloading a model does not free its
+    memory."""
     output = run("bench.gpu --kind KIND_CPU --small --seconds 1", timeout=4 * PATIENCE)
     assert re.search(r"photos for 16 callers: [1-9]\d*/s", output)
     assert output.splitlines()[-1] == "1048576 GiB: 507; the next call: 200"
@@ -103,8 +104,8 @@ def test_compare_answers_by_best_label_or_first_numbers() -> None:
 
 @pytest.fixture
 def witness() -> Iterator[tuple[Server, list[psutil.Process], list[list[str]]]]:
-    """Yield a server in this process, the peers that it watches, and their states at each request.
-    It refuses every fourth request."""
+    """Yield a server in this process, the other servers that it watches, and their states at each
+    request. It refuses every fourth request."""
     peers: list[psutil.Process] = []
     states: list[list[str]] = []
 
@@ -130,7 +131,7 @@ def witness() -> Iterator[tuple[Server, list[psutil.Process], list[list[str]]]]:
 
 @pytest.fixture
 def peer() -> Iterator[Server]:
-    """Yield a server that is only a process with a child."""
+    """Yield a server that consists of a process and its child."""
     code = "import subprocess; subprocess.run(['sleep', '600'])"
     process = psutil.Popen([sys.executable, "-c", code])
     ends_with(process.kill)

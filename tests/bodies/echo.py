@@ -1,4 +1,5 @@
-"""A model without a server that returns what it is sent, and the bodies that are sent to it."""
+"""Defines models that return their inputs without a Triton, and the bodies that the tests send to
+them."""
 
 import io
 import math
@@ -30,7 +31,7 @@ LARGEST = Budget().body_bytes
 
 
 class Ones(ModelClient):
-    """A client that turns any JSON value into a 1."""
+    """A client that sends a 1 for any JSON value."""
 
     codec: Codec = JSON
     example = b"1"
@@ -52,7 +53,7 @@ class Ones(ModelClient):
 
 
 class Echo(TritonGateway):
-    """Return every call's inputs."""
+    """Answers each call with its inputs, instead of Triton."""
 
     def __init__(self) -> None:
         super().__init__("127.0.0.1:1", 1.0)
@@ -65,7 +66,8 @@ class Echo(TritonGateway):
 
 
 class Account:
-    """Has room for `most` bytes, and notes the most that was reserved at a time."""
+    """An account with room for `most` bytes. It records the highest number of bytes that was
+    reserved at a time."""
 
     def __init__(self, most: float = math.inf) -> None:
         self.most = most
@@ -84,7 +86,7 @@ class Account:
 
 @contextmanager
 def opened(account: Account) -> Iterator[None]:
-    """Reserve memory in the context from this account."""
+    """Let requests in this context reserve memory from this account."""
     open_account(account)
     try:
         yield
@@ -114,7 +116,7 @@ def served(datatype: str = "FP32", client: bool = False) -> ServedModel:
 
 @dataclass(frozen=True)
 class Sent:
-    """A body, its type, and the model that it goes to."""
+    """A body, its media type, and the model to which it is sent."""
 
     content_type: str
     data: bytes
@@ -123,7 +125,8 @@ class Sent:
     generates: bool = False
 
     def ask(self, deadline: Deadline = NEVER, budget: Budget = Budget()) -> Reply:  # noqa: B008
-        """Return the reply as to a request; raise a ServingError."""
+        """Answer the body as a request would be answered. Return the reply, or raise a
+        ServingError."""
         with within(deadline):
             body = read_body(self.content_type, self.data, self.generates)
             request = Request("id", reply_deadline=deadline, budget=budget, accept=self.accept)

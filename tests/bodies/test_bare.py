@@ -1,4 +1,5 @@
-"""Bodies of SDKs and of MLflow: lists without keys, data frames, and rows as LibSVM writes them."""
+"""Tests the bodies that SDKs and MLflow send: lists without keys, data frames, and rows in LibSVM's
+format."""
 
 import json
 from pathlib import Path
@@ -21,7 +22,7 @@ pytestmark = pytest.mark.unit
 
 
 class Cells(Ones):
-    """A client whose predictions are its instances."""
+    """A client whose predictions are the instances themselves."""
 
     codec = ROW
     absent = ("0", "")

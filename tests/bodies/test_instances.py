@@ -1,4 +1,5 @@
-"""Instances become batches, bounded in number and in pixels, and predictions in the same order."""
+"""Tests that instances are split into batches, bounded in number and pixels, and that predictions
+keep their order."""
 
 import gc
 import threading
@@ -36,7 +37,7 @@ pytestmark = pytest.mark.unit
 
 
 class Brightness(ModelClient):
-    """A client that sends an image's first pixel to a model that returns its input."""
+    """A client that sends the first pixel of an image to a model that returns its input."""
 
     codec = IMAGE
     example = b""
@@ -56,7 +57,8 @@ class Brightness(ModelClient):
 
 
 class Recorder(Echo):
-    """Return every call's inputs, and record batch sizes and the number of batches sent ahead."""
+    """Answers each call with its inputs. Records the sizes of batches and the number of batches
+    that were sent ahead."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -120,8 +122,8 @@ def test_send_a_batch_ahead_only_if_another_follows(echo: Recorder) -> None:
 
 
 def test_make_smaller_batches_of_large_images(echo: Recorder) -> None:
-    """Images have 16 pixels and 40 are allowed, so a batch ends before the image that would exceed
-    the bound."""
+    """Images have 16 pixels and a batch may have 40, so a batch ends before the image that would
+    exceed the limit."""
     decoder = Decoder(Limits(max_image_pixels=40))
     predictions, _ = predict(echo, client_of(32), items(7), decoder)
     assert echo.batches == [2, 2, 2, 1]
@@ -140,7 +142,7 @@ def test_ask_only_for_outputs_of_the_client(
     assert echo.asked == [asked, asked]
 
 
-def test_number_a_wrong_instance_within_the_request(echo: Recorder) -> None:
+def test_report_the_index_of_an_invalid_instance(echo: Recorder) -> None:
     wrong = Item("instances", raw=b"no image")
     with pytest.raises(DecodingError) as raised:
         predict(echo, client_of(2), [*items(2), wrong])
@@ -154,16 +156,16 @@ TRUNCATED = Item("instances", raw=encoded(Image.radial_gradient("L"))[:1000])
     "body",
     [
         Instances([item(0), Item("instances", raw=b"no image")]),
-        Instances([TRUNCATED, TRUNCATED]),  # loaded in threads
+        Instances([TRUNCATED, TRUNCATED]),  # images are loaded in several threads
         JsonLines(b"not JSON\n"),
         JsonLines(b"[1]\n[2]\n"),  # no images
     ],
 )
-def test_free_what_was_refused_without_the_garbage_collector(
+def test_free_a_refused_body_without_the_garbage_collector(
     body: Instances | JsonLines, echo: Recorder
 ) -> None:
-    """An error that referred to itself would keep the whole request until a collection, which stops
-    all threads for as long as there are many objects."""
+    """If an error referred to itself, the whole request would stay in memory until a garbage
+    collection, which stops all threads for a time that depends on the number of objects."""
     gc.disable()
     try:
         job = body.bind(client_of(4), Request("id", decoder=Decoder(Limits())))
@@ -189,7 +191,7 @@ def test_keep_unknown_tensors_from_triton(echo: Recorder, what: str, names: list
 
 
 class Meeting(ImageCodec):
-    """A codec that loads images only two at a time."""
+    """A codec that can load images only if two threads do so at the same time."""
 
     def __init__(self) -> None:
         self._both = threading.Barrier(2, timeout=PATIENCE)
@@ -211,7 +213,7 @@ def test_load_the_images_of_a_request_in_parallel(echo: Recorder) -> None:
 
 @pytest.mark.parametrize("damaged", [{1, 3}, {1, 2}, {3}])
 def test_report_the_first_of_several_wrong_instances(echo: Recorder, damaged: set[int]) -> None:
-    """Some are not images. Others are truncated, which is noticed later."""
+    """Some files are not images. Others are truncated, which is noticed only later."""
     sent = [item(n, side=64) for n in range(5)]
     for number in damaged:
         sent[number] = TRUNCATED if number % 2 else Item("instances", raw=b"no image")
@@ -249,7 +251,7 @@ def test_wait_for_a_turn_no_longer_than_the_caller(echo: Recorder) -> None:
 
 
 class Length(ModelClient):
-    """A client that sends a text's length to the same model."""
+    """A client that sends the length of a text to the model."""
 
     codec: Codec = TEXT
     example = b""
@@ -288,8 +290,8 @@ def test_let_a_small_text_pass_waiting_long_ones(echo: Recorder) -> None:
 
 
 def test_send_a_batch_ahead_only_if_both_fit_into_memory(echo: Recorder) -> None:
-    """An image takes 128 bytes to decode and 28 as tensors, and 92 of these until it is
-    answered."""
+    """Decoding an image takes 128 bytes and its tensors take 28. Of these, 92 bytes are kept until
+    it is answered."""
     large, small = Account(300), Account(200)
     with opened(large):
         assert predict(echo, client_of(1), items(3))[0] == [0.0, 1.0, 2.0]
@@ -299,7 +301,7 @@ def test_send_a_batch_ahead_only_if_both_fit_into_memory(echo: Recorder) -> None
     assert (small.size, small.peak) == (0, 156)
 
 
-def test_keep_nothing_of_a_batch_while_the_next_waits_for_room(echo: Recorder) -> None:
+def test_free_a_batch_while_the_next_one_waits_for_memory(echo: Recorder) -> None:
     made: list[weakref.ref[Any]] = []
     alive = []
 
@@ -321,7 +323,7 @@ def test_keep_nothing_of_a_batch_while_the_next_waits_for_room(echo: Recorder) -
 
 
 class Windows(Brightness):
-    """A client that makes 400 rows of each instance, and keeps an object for each."""
+    """A client that makes 400 rows from each instance, and keeps an object for each row."""
 
     def prepare(self, instances: Sequence[Any], parameters: Mapping[str, Any]) -> Tensors:
         most = MOST_ROWS // 400
@@ -343,7 +345,7 @@ def test_bound_the_rows_of_a_batch_and_reserve_all_of_them(echo: Recorder) -> No
     assert account.peak >= 2 * 400 * (100 * TOKEN + 4 * (INPUT + OUTPUT))
 
 
-def test_wait_for_room_no_longer_than_the_caller(echo: Recorder) -> None:
+def test_wait_for_memory_no_longer_than_the_caller(echo: Recorder) -> None:
     account = Account(100)
     with opened(account), pytest.raises(TooLate):
         predict(echo, client_of(1), [item(0)], None, Deadline.after(0.05))

@@ -1,5 +1,5 @@
-"""A large document of tensors is read by simdjson; what it means must be what orjson makes of it
-when it is small."""
+"""Tests that simdjson, which parses large documents of tensors, gives the same results as orjson,
+which parses small ones."""
 
 import json
 import math
@@ -44,7 +44,8 @@ DATATYPES = st.sampled_from(
 
 
 def tensors(body: bytes) -> list[Tensor] | str:
-    """Return the tensors of the body, the kind of a body without tensors, or the error's text."""
+    """Return the tensors of the body, or the kind of a body without tensors, or the text of the
+    error."""
     try:
         read = read_body("application/json", body)
         if not isinstance(read, TensorBody):
@@ -70,7 +71,7 @@ def size(data: Any) -> int:
 @given(DATATYPES, DATA)
 def test_parse_a_large_document_like_a_small_one(datatype: str, data: Any) -> None:
     body = of_data(datatype, data)
-    # A small body bounds its shapes by its length, so both get the same length.
+    # The length of a body limits its shapes, so the small body gets the length of the large one.
     assert tensors(body.ljust(1000)) == tensors(body + PADDING)
 
 
@@ -100,7 +101,7 @@ def test_parse_a_large_document_like_a_small_one(datatype: str, data: Any) -> No
         b'{"inputs": [{"name": "x", "datatype": "FP32", "shape": [1], "data": [1]}, [1]]}',
     ],
 )
-def test_parse_odd_documents_the_same_too(body: bytes) -> None:
+def test_parse_unusual_large_documents_like_small_ones(body: bytes) -> None:
     assert tensors(body) == tensors(body + PADDING)
 
 
@@ -118,7 +119,7 @@ def test_read_many_keys_in_one_pass() -> None:
         tensors(b"{" + keys + inputs)
 
 
-def test_refuse_a_large_document_of_too_many_parts_unread() -> None:
+def test_refuse_a_large_document_of_too_many_parts_before_reading_it() -> None:
     body = (
         b'{"inputs": [{"name": "x", "datatype": "BYTES", "shape": [1], "data": ['
         + b"[]," * 2_100_000

@@ -1,5 +1,5 @@
-"""A small body stays small: what it would become is refused before it is made, and its time has an
-end."""
+"""Tests that a small body cannot take much memory or time: what would become large is refused
+before it is created, and loops stop at the deadline."""
 
 import gzip
 import json
@@ -99,7 +99,7 @@ def sequences(*id_types: str) -> ServedModel:
 
 
 def sent(model: ServedModel, parameters: object) -> dict[str, object]:
-    """Return the parameters that Triton would get."""
+    """Return the parameters that would be sent to Triton."""
     data = b'{"inputs":[%b],"parameters":%b}' % (ONE, json.dumps(parameters).encode())
     step = read_body(JSON_TYPE, data).bind(model, Request("id")).prepare()
     assert step.is_last
@@ -113,7 +113,8 @@ ID_TYPES: tuple[tuple[tuple[str, ...], list[int | str], list[object]], ...] = (
     (("INT32",), [-(2**31), 2**31 - 1], [2**31, -(2**31) - 1, "x", 0.0]),
     (("BYTES",), ["x" * 128, "ä" * 64], [7, 1.5, True, "", "7", "x" * 127, "x" * 129, "\0" * 128]),
     ((), [7, -7, "7", "x" * 128], [2**63, 1.5, True, "x" * 129, "a\0b", []]),
-    (("INT32", "UINT64"), [0, 2**31 - 1], [-1, 2**31, "x"]),  # parts of an ensemble
+    # the datatypes of several parts of an ensemble
+    (("INT32", "UINT64"), [0, 2**31 - 1], [-1, 2**31, "x"]),
     (("INT32", "BYTES"), [], [7, "x"]),
 )
 
@@ -192,9 +193,10 @@ def test_refuse_a_parameter_that_is_not_finite() -> None:
 
 @dataclass(frozen=True)
 class Looks(Deadline):
-    """A deadline that passes after it was checked a number of times."""
+    """A deadline that passes after a given number of checks."""
 
-    looks: list[int] = field(default_factory=list)  # those that are left, as the only item
+    # a list with one number: how many checks are left
+    looks: list[int] = field(default_factory=list)
 
     def left(self, most: float = math.inf) -> float:
         self.looks[0] -= 1
@@ -211,7 +213,8 @@ def looks(count: int) -> Looks:
     ("data", "model", "count"),
     [
         (b"\n" * 10_000, CLIENT, 5),  # empty lines
-        (b"{}\n" * 64, NUMBERS, 20),  # each is wrong: their group is halved again and again
+        # every line is invalid, so the group is halved again and again
+        (b"{}\n" * 64, NUMBERS, 20),
         (b"1\n" * 10_000, CLIENT, 50),
     ],
 )
@@ -240,7 +243,8 @@ def test_check_the_deadline_while_reading_tensors(data: bytes, count: int) -> No
 
 @pytest.mark.parametrize("deep", [1, 7, 30])
 def test_read_lists_and_numbers_side_by_side_in_their_order(deep: int) -> None:
-    """Each level of lists was a pass over all numbers: 27 s for 31 levels and 12 million zeros."""
+    """There was once a pass over all numbers for each level of nesting: 27 s for 31 levels and 12
+    million zeros."""
     nested = b"[" * deep + b"2" + b"]" * deep
     body = read_body(JSON_TYPE, b'{"x":[1,%b,[3,[4]],5]}' % nested, generates=True)
     assert orjson.loads(answer(NUMBERS, body).content)["x"] == [1, 2, 3, 4, 5]
@@ -250,8 +254,8 @@ def test_read_lists_and_numbers_side_by_side_in_their_order(deep: int) -> None:
 
 
 def test_process_lines_of_many_instances_in_portions() -> None:
-    """A batch has eight instances and a group four batches, so each of these lines is a group of
-    its own."""
+    """A batch has eight instances and a group has four batches, so each of these lines is a group
+    of its own."""
     line = orjson.dumps({"instances": [1] * 100}) + b"\n"
     with pytest.raises(TritonTimeout, match=r"^[1-9] "):
         Sent(LINES, line * 1000, CLIENT).ask(looks(1000))
@@ -298,7 +302,7 @@ def test_answer_an_error_in_the_place_of_a_line_over_the_limit() -> None:
 
 @pytest.mark.parametrize("accept", [JSON_TYPE, CSV])
 def test_write_many_numbers_in_pieces(accept: str) -> None:
-    """orjson holds the GIL while it writes, and asks for the time before each piece."""
+    """orjson holds the GIL while it writes a piece. The deadline is checked before each piece."""
     numbers = np.arange(3 * AT_ONCE + 1, dtype=np.float32)
     tensors = (Tensor("y", "FP32", (1, len(numbers)), numbers.tobytes()),) * 2
     reply = InferReply("1", tensors)
@@ -328,7 +332,7 @@ def whole_body() -> bytes:
 
 
 @pytest.mark.parametrize("write", [whole_reply, whole_body])
-def test_keep_no_second_copy_of_what_is_written(write: Callable[[], bytes]) -> None:
+def test_keep_no_second_copy_of_the_reply_while_writing_it(write: Callable[[], bytes]) -> None:
     """Copying 150 MB would hold the GIL for longer than a small request takes."""
     tracemalloc.start()
     try:
@@ -349,8 +353,8 @@ def test_write_one_prediction_at_a_time() -> None:
 
 @pytest.mark.parametrize("datatype", ["FP16", "FP64", "BF16", "UINT8", "INT64", "BOOL"])
 def test_read_many_values_in_pieces(datatype: str) -> None:
-    """A call that reads all of them would hold the GIL. Their types, their nesting and the values
-    themselves are read one after the other."""
+    """Reading all values in one call would hold the GIL. There is a separate loop for their types,
+    their nesting and the values themselves."""
     values: list[Any] = [number % 2 == 1 for number in range(2 * AT_ONCE + 1)]
     if datatype != "BOOL":
         values = list(map(int, values))
@@ -382,7 +386,8 @@ def test_refuse_npy_for_strings_of_very_different_lengths() -> None:
 
 
 def test_free_the_instances_of_earlier_batches() -> None:
-    """All images of a body, if decoded at once, would take a thousand times its length."""
+    """If all images of a body were decoded at once, they would take a thousand times the body's
+    length."""
     body = read_body(JSON_TYPE, b'{"instances":[%b]}' % many(b"0", 100))
     results = list(Run(body.bind(CLIENT, Request("id")), Echo()).results())
     assert [list(result.batch.instances) for result in results] == [[]] * 13

@@ -1,5 +1,5 @@
-"""Recognize what a body holds by its first bytes, whatever its Content-Type says; unpack packed
-bodies; read Accept."""
+"""Tests how bodies are recognized by their first bytes, whatever their Content-Type says, how they
+are decompressed, and how Accept is read."""
 
 import gzip
 import subprocess
@@ -78,7 +78,7 @@ def test_check_the_keys_of_an_instance_if_the_client_names_them() -> None:
 
 
 def test_refuse_an_empty_list_of_instances_in_generate() -> None:
-    """Any other route takes it for an empty list of tensors."""
+    """Other routes read an empty list as an empty list of tensors."""
     body = FlatBody({"inputs": []}, generates=True)
     with pytest.raises(InvalidRequest, match="'inputs' is an empty list"):
         body.bind(client_of(1, Anything), Request("id"))
@@ -114,7 +114,7 @@ def test_read_a_quoted_cell_over_several_lines() -> None:
     client = Client(Model("m", Path("/nonexistent"), (TensorSpec("X", "FP32", (2,)),), (), 8))
     items = CsvBody(b'1,"2\n3"\n\r\n4,5\r\n6,"', header=False).items(client)
     assert [item.raw for item in items] == [b'1,"2\n3"\n', b"4,5\r\n", b'6,"']
-    for wrong in (b'"a"b,1\n1,2\n', b'5" pipe,1\n1,2\n'):  # a wrong row spoils no other
+    for wrong in (b'"a"b,1\n1,2\n', b'5" pipe,1\n1,2\n'):  # a wrong row does not affect other rows
         assert len(list(CsvBody(wrong).items(client))) == 2
     for slow in (b"\n" * 10_000, b'"' + b"\n" * 10_000):
         with within(looks(5)), pytest.raises(TooLate):
@@ -148,7 +148,7 @@ LIMIT = len(BODY)
 
 
 def packed(data: bytes) -> bytes:
-    """Compress without the time, which would become a part of the test's name."""
+    """Compress the data without a time, which would become a part of the test's name."""
     return gzip.compress(data, mtime=0)
 
 
@@ -244,7 +244,7 @@ for number in range(300):
 
 
 def test_read_a_new_shape_in_several_threads_at_once() -> None:
-    """In msgspec itself, a thread ends the process (SIGSEGV) if another has just begun to describe
-    the shape."""
+    """With msgspec alone, the process would crash (SIGSEGV) if a thread used a shape while another
+    thread was still preparing it."""
     done = subprocess.run([sys.executable, "-c", AT_ONCE], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,5 @@
-"""Tensors as they travel to Triton and back; the references are numpy's own bytes."""
+"""Tests the conversion of tensors to Triton's format and back. The expected bytes come from
+NumPy."""
 
 import json
 from pathlib import Path
@@ -46,7 +47,7 @@ def body(length: int = 100, **tensor: Any) -> Body:
 
 
 def test_send_bf16_as_the_upper_half_of_fp32() -> None:
-    """tests/conformance covers the other datatypes. No model on ONNX Runtime has this one."""
+    """tests/conformance covers the other datatypes. No ONNX model can have this one."""
     assert step(body(datatype="BF16", data=[1, -2])).inputs[0].data == b"\x80\x3f\x00\xc0"
     tensor = Tensor.of("y", np.array([-2.0], np.float32), "BF16")
     job = TensorBody(schemas.Tensors(inputs=[]), length=10).bind(MODEL, REQUEST)
@@ -164,7 +165,7 @@ def test_read_or_refuse_a_flat_value_of_very_many_digits(digits: int) -> None:
 
 
 def test_give_a_flat_value_the_declared_shape() -> None:
-    """NVIDIA's own tests call their large language models like this."""
+    """NVIDIA's own tests call large language models in this way."""
     model = served(TensorSpec("PROMPT", "BYTES", (1, 1)), TensorSpec("STREAM", "BOOL", (1, 1)))
     flat = step(FlatBody({"PROMPT": "hello world", "STREAM": False}, generates=True), model)
     assert [tensor.shape for tensor in flat.inputs] == [(1, 1), (1, 1)]

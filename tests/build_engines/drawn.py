@@ -1,5 +1,5 @@
-"""Pipelines of tables, drawn at random: steps, then trees of four libraries, over columns of whole
-numbers, ids, times, money and texts."""
+"""Draws tabular pipelines at random: preprocessing steps, followed by tree models of four
+libraries. The columns are integers, ids, times, amounts of money and strings."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,10 +24,10 @@ from sklearn.preprocessing import (
 
 from tests.build_engines.trained import lists_of
 
-LARGE, UNKNOWN = 1e16, 7  # categories that are numbers, and one that is not among them
+LARGE, UNKNOWN = 1e16, 7  # a large category, and a number that is not a category
 PIPELINES, TRAINED, ASKED = 20, 600, 2000
 STEPS = ("none", "scaler", "imputer", "encoder", "all")
-# the module of each library, its names of ensembles, and more options
+# for each library: its module, the names of its models, and further options
 TREES: dict[str, tuple[Any, list[str], dict[str, int]]] = {
     "scikit-learn": (ensemble, ["RandomForest", "ExtraTrees", "GradientBoosting"], {}),
     "HistGradientBoosting": (ensemble, ["HistGradientBoosting"], {}),
@@ -40,7 +40,7 @@ Random = np.random.Generator
 
 @dataclass(frozen=True)
 class Drawn:
-    """A trained model, and rows to ask it."""
+    """A trained model, and rows for its predictions."""
 
     name: str
     model: Any
@@ -52,20 +52,22 @@ class Drawn:
 
 
 def drawn(seed: int, number: int) -> Drawn:
-    """Return pipeline `number` of the draw, each with another pair of steps and library. The first
-    is a forest of 100 trees and two classes without a step."""
+    """Return pipeline `number` of the draw. Each has another pair of steps and library. The first
+    is a forest of 100 trees with two classes and no step."""
     rng = np.random.default_rng((seed, number))
     steps = STEPS[number % len(STEPS)]
     library = LIBRARIES[number // len(STEPS) % len(LIBRARIES)]
     has_texts = steps in ("encoder", "all")
-    takes_gaps = steps == "none" and library != LIBRARIES[0]  # some of scikit-learn's take none
+    # some of scikit-learn's models accept no missing cells
+    takes_gaps = steps == "none" and library != LIBRARIES[0]
     has_gaps = takes_gaps or steps in ("imputer", "all")
     rows = _columns(rng, TRAINED + ASKED, has_texts)
-    classes = 2 if number == 0 else int(rng.integers(0, 4))  # 0 and 1: a regression
+    classes = 2 if number == 0 else int(rng.integers(0, 4))  # 0 and 1 mean a regression
     answers = _answers(rng, rows, classes)
     gaps = rng.random(rows.shape) < 0.15
     gaps[:, [not pd.api.types.is_float_dtype(kind) for kind in rows.dtypes]] = False
-    gaps[:, rows.columns == "grade"] = False  # an encoder keeps a gap, which not all trees take
+    # an encoder passes on a missing cell, which not all tree models accept
+    gaps[:, rows.columns == "grade"] = False
     rows = rows.mask(gaps) if has_gaps else rows
     trees = _trees(rng, library, classes > 1)
     if number == 0:
@@ -88,7 +90,7 @@ def _columns(rng: Random, count: int, has_texts: bool) -> pd.DataFrame:
         "rate": rng.normal(0, 1, count),
         "paid": rng.random(count) < 0.5,
     }
-    # also what lies in the middle of two values of training, where a threshold is
+    # also include midpoints between two values of the training data, which are thresholds
     for name in ("age", "id", "time", "price", "rate"):
         values = rows[name]
         middle = (values[:ASKED] + rng.permutation(values[:ASKED])) / 2
@@ -102,7 +104,7 @@ def _columns(rng: Random, count: int, has_texts: bool) -> pd.DataFrame:
 
 
 def _answers(rng: Random, rows: pd.DataFrame, classes: int) -> Any:
-    """Return numbers, or classes that are texts, numbers or booleans, with noise."""
+    """Return the targets with noise: numbers, or classes that are strings, numbers or booleans."""
     score = rng.normal(0, 0.5, len(rows))
     for name in rows.columns:
         column = rows[name]
@@ -124,7 +126,7 @@ def _trees(rng: Random, library: str, classifies: bool) -> Any:
 
 
 def _steps(rng: Random, steps: str, rows: pd.DataFrame) -> Any:
-    """Return a step, or several, None for none."""
+    """Return a step, or a pipeline of several, or None."""
     scalers: Sequence[Any] = (StandardScaler(), MinMaxScaler(), RobustScaler(), MaxAbsScaler())
     scaler = scalers[int(rng.integers(len(scalers)))]
     imputer = SimpleImputer(
@@ -144,7 +146,7 @@ def _steps(rng: Random, steps: str, rows: pd.DataFrame) -> Any:
     numbers = [name for name in rows.columns if name not in ("city", "grade", "paid")]
     texts = ("texts", encoder, ["city", "grade"])
     scaled = make_pipeline(imputer, scaler) if steps == "all" else scaler
-    # of a dense result: HistGradientBoosting takes no other
+    # with a dense result, because HistGradientBoosting does not accept a sparse one
     return ColumnTransformer(
         [texts, ("numbers", scaled, numbers)], remainder="passthrough", sparse_threshold=0
     )

@@ -1,4 +1,4 @@
-"""Small ONNX files and model folders that the tests build from."""
+"""Writes small ONNX files and model folders for the tests."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
@@ -24,7 +24,7 @@ from tests.support.harness import parsed
 
 
 def build_own(tmp_path: Path, file: Path, **options: Any) -> StoredModel:
-    """Build the model folder `own` of a file; return it."""
+    """Build the model folder `own` from a file, and return it."""
     build(Request("own", str(file), repository=tmp_path / "models", **options))
     return open_model("own", tmp_path / "models")
 
@@ -41,7 +41,7 @@ def exported(request: Request, path: Path, folder: Path) -> ModelSpec:
 
 
 def save_scale(path: Path, x: str = "float[batch, 4]", external: bool = False) -> Path:
-    """Save y = 2 x; `external` puts the weights beside the file, in weights.bin."""
+    """Save y = 2 x. With `external`, the weights are in a separate file, weights.bin."""
     graph = parsed(f"scale ({x} x) => ({x} y) {{ y = Mul (x, two) }}").graph
     graph.initializer.append(numpy_helper.from_array(np.full(1, 2, np.float32), "two"))
     return save(graph, path, external)
@@ -50,7 +50,7 @@ def save_scale(path: Path, x: str = "float[batch, 4]", external: bool = False) -
 def save_classifier(
     path: Path, classes: int = 3, head: str = "logits = MatMul (e, m)", outputs: str = ""
 ) -> Path:
-    """Save two convolutions, the mean and a head: images [batch,3,16,16] -> logits
+    """Save a network of two convolutions, a mean and a head: images [batch,3,16,16] -> logits
     [batch,classes]."""
     rng = np.random.default_rng(0)
     shapes = {"w1": (8, 3, 3, 3), "w2": (8, 8, 3, 3), "m": (8, classes)}
@@ -71,8 +71,8 @@ def save_classifier(
 
 
 def save_ports(path: Path, outputs: Mapping[str, Sequence[int]], **metadata: str) -> Path:
-    """Save a file that only claims to turn images [batch,3,640,640] into outputs of these shapes:
-    it cannot run. `metadata` is what Ultralytics' exporter writes."""
+    """Save a file that cannot run, but declares images [batch,3,640,640] as its input and outputs
+    of these shapes. `metadata` is written as Ultralytics' exporter would."""
     nodes = (f"{name} = Identity (images)" for name in outputs)
     return save_detector(path, outputs, " ".join(nodes), 640, **metadata)
 
@@ -80,7 +80,7 @@ def save_ports(path: Path, outputs: Mapping[str, Sequence[int]], **metadata: str
 def save_constants(
     path: Path, outputs: Mapping[str, NDArray[Any]], side: int | str = 64, **metadata: str
 ) -> Path:
-    """Save a model that answers these arrays for each image."""
+    """Save a model that returns these arrays for every image."""
     nodes = ["means = ReduceMean <axes = [1, 2, 3], keepdims = 0> (images)"]
     nodes += ["zeros = Sub (means, means)"]
     for name, array in outputs.items():
@@ -112,7 +112,8 @@ def save_detector(
 
 
 def save(graph: onnx.GraphProto, path: Path, external: bool = False) -> Path:
-    """Save a graph of opset 17; `external` puts its weights beside it, in weights.bin."""
+    """Save a graph of opset 17. With `external`, its weights are in a separate file,
+    weights.bin."""
     path.parent.mkdir(parents=True, exist_ok=True)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     onnx.save(model, path, save_as_external_data=external, location="weights.bin", size_threshold=0)
@@ -120,7 +121,7 @@ def save(graph: onnx.GraphProto, path: Path, external: bool = False) -> Path:
 
 
 def session(path: Path) -> onnxruntime.InferenceSession:
-    """Return a session with one thread, so that tests may run side by side."""
+    """Return a session with one thread, because tests may run in parallel."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     return onnxruntime.InferenceSession(path, options)
@@ -134,17 +135,17 @@ def save_images(folder: Path, images: Iterable[Image.Image]) -> Path:
 
 
 def save_digits(folder: Path, count: int = 64) -> Path:
-    """Save pictures of digits, to calibrate `resnet` with; return their folder."""
+    """Save pictures of digits for the calibration of `resnet`. Return their folder."""
     return save_images(folder / "digits", (image for image, _ in held_out(count)))
 
 
 def save_pages(folder: Path, count: int = 16) -> Path:
-    """Save pages of digits, to calibrate `yolov5` with; return their folder."""
+    """Save pages of digits for the calibration of `yolov5`. Return their folder."""
     return save_images(folder / "pages", (page.image for page in islice(held_out_pages(7), count)))
 
 
 def save_texts(folder: Path) -> Path:
-    """Save lines of text, to calibrate `bert` with; return their file."""
+    """Save lines of text for the calibration of `bert`. Return their file."""
     file = folder / "texts.txt"
     words = (
         "the train was late",

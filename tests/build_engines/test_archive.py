@@ -1,5 +1,5 @@
-"""Archives as SageMaker takes them: the same bytes every time, copies with names of their own,
-ensembles whole."""
+"""Tests the archives for SageMaker: they are reproducible, copies have their own names, and
+ensembles are complete."""
 
 import hashlib
 import os

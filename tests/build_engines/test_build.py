@@ -1,5 +1,5 @@
-"""Builds are done once, whole or not at all, and leave alone what is not theirs; mistakes on the
-command line."""
+"""Tests that a model is built only if something changed, completely or not at all, and without
+touching other files. Also tests mistakes on the command line."""
 
 import os
 import shutil
@@ -116,7 +116,7 @@ def test_remove_what_a_killed_build_left_after_a_day(tmp_path: Path) -> None:
 
 
 def test_leave_nothing_half_made_if_a_build_is_interrupted(tmp_path: Path) -> None:
-    """Calibrating on 300 images takes long enough to interrupt it."""
+    """Calibration on 300 images takes long enough for an interruption."""
     images, repository = tmp_path / "images", tmp_path / "models"
     images.mkdir()
     for each in range(300):
@@ -132,8 +132,8 @@ def test_leave_nothing_half_made_if_a_build_is_interrupted(tmp_path: Path) -> No
         _, errors = process.communicate(timeout=PATIENCE)
     finally:
         process.kill()
-    # CPython itself ends by SIGINT if the signal fell into an exec(), as in the making of a
-    # dataclass
+    # CPython itself ends by SIGINT if the signal arrives during an exec(), such as the creation of
+    # a dataclass
     assert process.returncode in (130, -signal.SIGINT), errors
     assert errors.strip().splitlines()[-1].startswith("build_engines: ")
     assert "Traceback" not in errors
@@ -171,7 +171,7 @@ raise SystemExit(command.main(["verify", "own"]))
 def test_say_whether_an_interrupted_build_changed_the_model(
     number: str, step: str, code: int, message: str, tmp_path: Path
 ) -> None:
-    """The signal comes right after a step of the build."""
+    """The signal arrives immediately after a step of the build."""
     arguments = ["build", "own", "--weights", str(save_scale(tmp_path / "scale.onnx"))]
     arguments += ["--no-load", "--out", str(tmp_path / "models")]
     program = f"""
@@ -236,7 +236,7 @@ def test_report_a_mistake_in_one_line(
     monkeypatch.chdir(ROOT)
     try:
         assert main(arguments) == code
-    except SystemExit as end:  # argparse's own
+    except SystemExit as end:  # raised by argparse
         assert end.code == code
     errors = capsys.readouterr().err
     assert named in errors
@@ -245,7 +245,7 @@ def test_report_a_mistake_in_one_line(
 
 
 def test_name_a_missing_package(tmp_path: Path) -> None:
-    """torch is hidden, as on a machine that has only the packages for serving."""
+    """torch cannot be imported here, as on a machine that has only the packages for serving."""
     code = """
 import sys
 class Blocker:

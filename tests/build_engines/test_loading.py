@@ -1,4 +1,4 @@
-"""A build ends with its model loaded into a real tritonserver and asked its example."""
+"""Tests that a build loads its model into a real tritonserver and sends it its example."""
 
 from pathlib import Path
 
@@ -22,8 +22,8 @@ def build(tmp_path: Path, file: Path, *words: str) -> int:
 
 
 def save_matrix(file: Path, x: str, columns: int) -> Path:
-    """x -> rows of `columns` values, flattened -> MatMul -> y, whose first dimension is called
-    n."""
+    """Save a model that flattens x to rows of `columns` values and multiplies them with a matrix.
+    The first dimension of its output y is called n."""
     ones = ", ".join(["1.0"] * 3 * columns)
     graph = f"""matrix ({x} x) => (float[n, 3] y) <float[{columns}, 3] w = {{{ones}}}> {{
         flat = Flatten (x)

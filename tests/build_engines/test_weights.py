@@ -1,4 +1,5 @@
-"""Weights that cannot be built, and the remedy that the message names; models of the hub."""
+"""Tests which remedy an error names for weights that cannot be built, and models on the Hugging
+Face hub."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Small trained models of scikit-learn, XGBoost and LightGBM, and rows for them."""
+"""Trains small models of scikit-learn, XGBoost and LightGBM, and makes rows for them."""
 
 from dataclasses import dataclass
 from functools import cache
@@ -23,7 +23,7 @@ CODE = "ran.txt"
 
 @dataclass(frozen=True)
 class Trained:
-    """A model, a file of it, and rows that it was trained on."""
+    """A trained model, its file, and rows of its training data."""
 
     model: Any
     file: Path
@@ -31,8 +31,8 @@ class Trained:
 
     @property
     def own_rows(self) -> Any:
-        """Return the rows as the model itself takes them, with names if it was trained with
-        names."""
+        """Return the rows in the form that the model itself takes: with column names if it was
+        trained with names."""
         return self.rows if hasattr(self.model, "feature_names_in_") else self.rows.to_numpy()
 
     @property
@@ -41,14 +41,15 @@ class Trained:
 
 
 def lists_of(rows: Any) -> list[list[Any]]:
-    """Return rows as JSON has them."""
+    """Return rows as lists, the form in which JSON has them."""
     cells = pd.DataFrame(rows).astype(object).to_numpy().tolist()
     return [[None if cell != cell else cell for cell in row] for row in cells]
 
 
 @cache
 def people() -> tuple[pd.DataFrame, np.ndarray[Any, Any]]:
-    """Make rows of numbers and texts with "yes" or "no". No model uses one of the columns."""
+    """Make rows of numbers and strings, each labelled "yes" or "no". No model uses one of the
+    columns."""
     rng = np.random.default_rng(0)
     frame = pd.DataFrame(
         {
@@ -64,7 +65,7 @@ def people() -> tuple[pd.DataFrame, np.ndarray[Any, Any]]:
 
 
 def mixed(folder: Path) -> Trained:
-    """Train a pipeline of numbers and texts with the classes "no" and "yes". It drops the column
+    """Train a pipeline on numbers and strings, with the classes "no" and "yes". It drops the column
     `note`."""
     frame, answers = people()
     encoders = ColumnTransformer(
@@ -79,7 +80,7 @@ def mixed(folder: Path) -> Trained:
 
 
 def forest(folder: Path) -> Trained:
-    """Train on a matrix with column names, and on the names of irises."""
+    """Train a forest on a matrix with column names. The classes are the names of irises."""
     iris = load_iris(as_frame=True)
     model = RandomForestClassifier(5, random_state=0).fit(iris.data, iris.target_names[iris.target])
     return saved(model, folder / "forest.joblib", iris.data)
@@ -100,7 +101,8 @@ def odd_classes(folder: Path) -> Trained:
 
 
 def xgboosts(folder: Path) -> Trained:
-    """Save XGBoost's own file, with column names and three numeric classes. Cells may be empty."""
+    """Save a model as XGBoost's own file, with column names and three numeric classes. Its cells
+    may be empty."""
     iris = load_iris(as_frame=True)
     rows = iris.data.mask(np.random.default_rng(0).random(iris.data.shape) < 0.1)
     model = xgboost.XGBClassifier(n_estimators=5, max_depth=3).fit(rows, iris.target)
@@ -116,8 +118,8 @@ def lightgbms(folder: Path) -> Trained:
 
 
 def letters(folder: Path) -> Trained:
-    """Train on a column of texts, some of them missing, and one of numbers. The class of missing
-    texts is "missing"."""
+    """Train a model on a column of strings, some of them missing, and a column of numbers. The
+    class of rows with a missing string is "missing"."""
     rng = np.random.default_rng(0)
     rows = pd.DataFrame(
         {"c": rng.choice(np.array(["p", "q", None], object), 60), "v": rng.normal(size=60)}
@@ -130,8 +132,8 @@ def letters(folder: Path) -> Trained:
 
 
 def ages(folder: Path) -> Trained:
-    """Whole numbers, some missing, that an imputer and a scaler prepare for 100 trees: many rows
-    are at a threshold, and have as many votes for one class as for the other."""
+    """Train 100 trees on integers, some of them missing, after an imputer and a scaler. Many rows
+    lie on a threshold, and have equally many votes for both classes."""
     rng = np.random.default_rng(0)
     rows = pd.DataFrame(
         {"age": rng.integers(0, 40, 400).astype(float), "paid": rng.random(400) < 0.5}
@@ -150,7 +152,7 @@ def saved(model: Any, file: Path, rows: pd.DataFrame) -> Trained:
 
 
 class Code:
-    """An object whose pickle writes a file when it is read."""
+    """An object that writes a file when it is unpickled."""
 
     def __reduce__(self) -> Any:
         return Path(CODE).write_text, ("read",)

@@ -1,7 +1,8 @@
 # mypy: allow-subclassing-any
-"""A stand-in for YOLOv5's release, with its published layers and names, and checkpoints of it.
+"""Stands in for YOLOv5's release, with its published layers and names, and writes its checkpoints.
 
-The release's packages are AGPL and not used here. `Release` repeats their published structure.
+The release's packages are licensed under the AGPL and are not used here. `Release` repeats their
+published structure.
 """
 
 from pathlib import Path
@@ -60,8 +61,8 @@ class SPPF(nn.Module):
 
 
 class Release(nn.Module):
-    """The network of size n. `model` is numbered like the release's, with nothing at the layers
-    without weights."""
+    """The network of size n. `model` is numbered like the release's. Layers without weights are
+    missing."""
 
     def __init__(self, classes: int) -> None:
         super().__init__()
@@ -138,8 +139,8 @@ def random_release(classes: int) -> Release:
 
 
 def save(release: Release, path: Path, **changes: Any) -> Path:
-    """Save as the release does: in half precision, with the model or its moving average in a
-    dictionary."""
+    """Save a checkpoint as the release does: in half precision, with the model or its moving
+    average in a dictionary."""
     torch.save(
         {"epoch": -1, "ema": None, "model": release.half(), "optimizer": None, "date": "2022"}
         | changes,

@@ -1,5 +1,6 @@
-"""`python programs.py NAME URL`: call the server with that package, and print as JSON what its
-classes make of the replies and errors. It runs with the packages in .venv/callers alone."""
+"""`python programs.py NAME URL`: call the server with the client package NAME, and print as JSON
+how its classes represent the replies and errors. Only the packages in .venv/callers are
+available."""
 
 import json
 import sys
@@ -9,7 +10,7 @@ from typing import Any
 
 TEXTS = ["A man is eating food.", "Zwei Sätze. Und noch einer!", ""]
 MANY = [*["a"] * 199, TEXTS[0]]
-TOO_MANY = ["a"] * 2_049  # for one request of OpenAI's API
+TOO_MANY = ["a"] * 2_049  # more texts than one request of OpenAI's API may have
 QUERY = "the cat"
 DOCUMENTS = ["the dog ran", "the cat sat on the mat", "the moon is blue", "quick"]
 TOP = 3
@@ -24,18 +25,18 @@ Embed = Callable[[Sequence[str]], Vectors]
 
 
 def embedded(embed: Embed) -> dict[str, Any]:
-    """Return a vector that is asked for alone, and several."""
+    """Return a vector that was requested alone, and several that were requested together."""
     return {"alone": embed(TEXTS[:1])[0], "vectors": embed(TEXTS)}
 
 
 def many(embed: Embed) -> tuple[int, list[float]]:
-    """Ask for MANY in one request. Return how many vectors there are, and the last one."""
+    """Request MANY embeddings at once. Return the number of vectors, and the last one."""
     vectors = embed(MANY)
     return len(vectors), vectors[-1]
 
 
 def raised(error: type[Exception], *calls: Callable[[], Any]) -> list[Any]:
-    """Return the error of each call. A call that succeeds leaves one out."""
+    """Return the errors of the calls. Calls that succeed are not listed."""
     errors: list[Any] = []
     for call in calls:
         try:
@@ -85,7 +86,7 @@ def langchain(url: str) -> dict[str, Any]:
     options = {"base_url": f"{url}/v1", "api_key": KEY, "chunk_size": 10_000}
     strings = {"check_embedding_ctx_length": False, **options}
     by_openai = OpenAIEmbeddings(model="bert", **strings)
-    # in place of OpenAI's vocabulary, which tiktoken downloads
+    # replaces OpenAI's vocabulary, which tiktoken would download
     letters = tiktoken.Encoding(
         "letters",
         pat_str=".",
@@ -100,7 +101,7 @@ def langchain(url: str) -> dict[str, Any]:
         lambda: OpenAIEmbeddings(model="bert", **options).embed_query("a"),
         lambda: by_openai.embed_documents(TOO_MANY),
     )
-    # it takes a URL only as that of its client
+    # a URL can be set only through its client
     by_hub = HuggingFaceEndpointEmbeddings(model="bert", huggingfacehub_api_token=KEY)
     by_hub.client = InferenceClient(model=f"{url}/pipeline/bert", token=KEY)
     return {
@@ -182,7 +183,7 @@ def haystack(url: str) -> dict[str, Any]:
         )
 
     def embed(embedder: Any, texts: Sequence[str]) -> Vectors:
-        # a document's id is made of its content and its meta
+        # the id of a document is derived from its content and its meta
         documents = [Document(content=text, meta={"at": at}) for at, text in enumerate(texts)]
         return [document.embedding for document in embedder.run(documents)["documents"]]
 

@@ -1,4 +1,5 @@
-"""Clients of other servers' APIs call this server unchanged, and read what /invocations answers."""
+"""Tests that clients of other servers' APIs can call this server unchanged, and read the same
+results that /invocations returns."""
 
 import json
 from pathlib import Path
@@ -19,7 +20,7 @@ server = module_server(make_models, **FP32)
 
 
 def run(name: str, server: Server) -> Any:
-    """Return what the program reads."""
+    """Run a program of programs.py. Return its output."""
     return json.loads(run_caller(programs.__file__, name, server.url))
 
 
@@ -28,7 +29,7 @@ def fp32(value: Any) -> Any:
 
 
 def check(server: Server, read: Any) -> None:
-    """Assert that all vectors and rankings are those of /invocations."""
+    """Assert that all vectors and rankings equal those of /invocations."""
     (alone,) = predicted(server, "bert", TEXTS[0])
     wanted = [each["embedding"] for each in predicted(server, "bert", *TEXTS)]
     for name, got in read.get("embedders", {}).items():
@@ -160,7 +161,7 @@ def test_answer_huggingface_hub(server: Server) -> None:
 def fields(
     server: Server, model: str, key: str, names: str, instance: Any, **parameters: Any
 ) -> list[list[Any]]:
-    """Return some fields of each entry of the prediction that /invocations answers."""
+    """Return these fields of each entry in the prediction that /invocations returns."""
     (prediction,) = predicted(server, model, instance, **parameters)
     return [[entry[name] for name in names.split()] for entry in prediction[key]]
 

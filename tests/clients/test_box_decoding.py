@@ -1,5 +1,5 @@
-"""The heads of a detector: each against ONNX's own NonMaxSuppression, masks against torch's
-interpolation."""
+"""Tests the heads of detectors: boxes against ONNX's own NonMaxSuppression, and masks against
+torch's interpolation."""
 
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,9 @@ from tests.clients.test_boxes import onnx_nms
 pytestmark = pytest.mark.full
 
 SIZE, CLASSES, COUNT = (500, 375), 5, 250
-LEFT, TOP, SCALE = 0, 40, 320 / 500  # of a letterbox of 320: 320×240, 40 above and below
+# position and scale in a letterbox of 320 pixels: the image has 320×240 of them, with 40 above and
+# below
+LEFT, TOP, SCALE = 0, 40, 320 / 500
 IOU, CONFIDENCE = 0.45, 0.25
 Floats = NDArray[np.float32]
 
@@ -52,7 +54,7 @@ def detect(
 
 
 def scene(seed: int) -> tuple[Floats, Floats]:
-    """Return crowded boxes as centres and sides, and their scores for each class."""
+    """Return crowded boxes as centres and sizes, and their scores for each class."""
     rng = np.random.default_rng(seed)
     spans = np.concatenate((rng.uniform(60, 260, (COUNT, 2)), rng.uniform(5, 90, (COUNT, 2))), 1)
     return spans.astype(np.float32), (rng.random((COUNT, CLASSES)) ** 3).astype(np.float32)
@@ -63,8 +65,8 @@ def corners_of(spans: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
 
 
 def of_the_operator(spans: Floats, scores: Floats) -> list[tuple[int, float, list[float]]]:
-    """Return what ONNX's NonMaxSuppression keeps if a box counts only for its best class, in pixels
-    of the image."""
+    """Return the boxes that ONNX's NonMaxSuppression keeps if a box counts only for its best class,
+    in pixels of the image."""
     best = np.where(scores == scores.max(1, keepdims=True), scores, 0)
     boxes = np.concatenate(corners_of(spans), 1)
     candidates = []
@@ -137,7 +139,8 @@ def test_refuse_six_columns_that_are_not_an_end_to_end_head(last: float, tmp_pat
 
 @pytest.mark.parametrize("layout", ["yolov5u", "yolov5", "end2end"])
 def test_enlarge_masks_as_torch_does(layout: str, tmp_path: Path) -> None:
-    """Ultralytics' process_mask enlarges bilinearly, keeps what is above 0 and crops at the box."""
+    """Ultralytics' process_mask enlarges masks bilinearly, keeps the pixels above 0 and crops them
+    to the box."""
     ys, xs = np.mgrid[:80, :80].astype(np.float32)
     prototypes = np.zeros((32, 80, 80), np.float32)
     prototypes[0] = 12 - np.hypot(xs - 30, ys - 40)  # a disc
@@ -196,7 +199,7 @@ def test_return_keypoints_in_pixels_of_the_image(values: int, final: bool, tmp_p
     scores = [round(point["score"], 3) for point in detection["keypoints"] if "score" in point]
     assert scores == ([0.9, 0.2] if values == 3 else [])
     drawn = client_of(tmp_path, (9, 100)).draw(white(SIZE), {"detections": [detection]})
-    # a score below a half is not drawn
+    # a keypoint with a score below 0.5 is not drawn
     assert (drawn.getpixel((250, 187)) != (255, 255, 255)) == (values == 2)
 
 

@@ -1,4 +1,5 @@
-"""The letterbox against worked numbers, NMS against ONNX's own operator."""
+"""Tests the letterbox against numbers that were computed by hand, and NMS against ONNX's own
+operator."""
 
 from functools import cache
 from typing import Any
@@ -18,11 +19,11 @@ pytestmark = pytest.mark.unit
 WORKED = [
     ((640, 640), (640, 640, 0, 0)),
     ((1280, 720), (640, 360, 0, 140)),
-    ((641, 480), (640, 479, 0, 80)),  # 80.5 of padding: 80 above, 81 below
-    ((33, 100), (211, 640, 214, 0)),  # 214.5: 214 left, 215 right
+    ((641, 480), (640, 479, 0, 80)),  # 80.5 pixels of padding: 80 above, 81 below
+    ((33, 100), (211, 640, 214, 0)),  # 214.5 pixels of padding: 214 left, 215 right
     ((3, 1), (640, 213, 0, 213)),
     ((1, 1), (640, 640, 0, 0)),
-    ((1, 5000), (1, 640, 319, 0)),  # never thinner than a pixel
+    ((1, 5000), (1, 640, 319, 0)),  # at least one pixel wide
 ]
 
 
@@ -34,7 +35,7 @@ def test_letterbox_as_yolov5_does(size: tuple[int, int], expected: tuple[int, ..
 
 @cache
 def _onnx_nms() -> onnxruntime.InferenceSession:
-    """Return a session of the one node NonMaxSuppression."""
+    """Return a session with a single node, NonMaxSuppression."""
     model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 11]>
         nms (float[1, n, 4] boxes, float[1, c, n] scores, int64[1] limit, float[1] iou,
             float[1] score)
@@ -45,7 +46,7 @@ def _onnx_nms() -> onnxruntime.InferenceSession:
 
 
 def onnx_nms(boxes: Any, scores: Any, limit: int, iou: float, score: float = 0) -> Any:
-    """Return rows of 0, class and box; the scores have a row for each class."""
+    """Return rows of 0, class and box. `scores` has a row for each class."""
     feed = {
         "boxes": boxes[None],
         "scores": scores[None],
@@ -57,8 +58,9 @@ def onnx_nms(boxes: Any, scores: Any, limit: int, iou: float, score: float = 0) 
 
 
 def random_case(rng: np.random.Generator, most: int) -> tuple[Any, Any, Any, float]:
-    """Return up to `most` boxes, scores, classes and an IoU threshold: crowded, with equal scores,
-    twins, empty boxes and exact IoUs."""
+    """Return up to `most` boxes with scores and classes, and an IoU threshold. Boxes are crowded.
+    Some have equal scores, some are identical, some are empty, and some overlap by exactly the
+    threshold."""
     count, size = int(rng.integers(0, most)), int(rng.choice([6, 40, 640]))
     low = rng.uniform(0, size, (count, 2))
     boxes = np.concatenate((low, low + rng.uniform(0, size / 2, (count, 2))), 1)

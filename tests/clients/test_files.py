@@ -1,4 +1,4 @@
-"""A setting that names a file names one in the model's folder."""
+"""Tests that a setting can only name a file in the model's folder."""
 
 import shutil
 from pathlib import Path

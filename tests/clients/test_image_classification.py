@@ -1,5 +1,5 @@
-"""The classifier's client: its preprocessing against transformers' and Pillow's, its settings, its
-answers."""
+"""Tests the client for image classifiers: its preprocessing against transformers' and Pillow's, its
+settings and its predictions."""
 
 import json
 import random
@@ -44,7 +44,7 @@ def client_of(
 
 
 def photo(size: tuple[int, int] = (60, 40), seed: int = 0) -> Image.Image:
-    """Return a smooth coloured picture with some noise, like a photo."""
+    """Return a smooth picture in colour with some noise, like a photo."""
     rng = np.random.default_rng(seed)
     coarse = Image.fromarray(rng.integers(0, 256, (6, 6, 3), dtype=np.uint8))
     pixels = np.asarray(coarse.resize(size, Image.Resampling.BICUBIC), np.int16)
@@ -81,8 +81,8 @@ def ids(prediction: Mapping[str, Any]) -> list[int]:
 def test_resize_the_shortest_side_nearly_as_transformers_does(
     size: tuple[int, int], interpolation: str, side: int, crop_pct: float
 ) -> None:
-    """Only the crop is computed. Pillow rounds between its two passes, whose order depends on the
-    size."""
+    """Only the crop is computed here. Pillow rounds between its horizontal and vertical pass, whose
+    order depends on the size."""
     method = Image.Resampling[interpolation.upper()]
     reference = ConvNextImageProcessorPil(
         size={"shortest_edge": side}, crop_pct=crop_pct, resample=method, **ONLY_CUT
@@ -139,7 +139,7 @@ def test_cover_a_frame_that_is_not_square_and_crop_the_centre() -> None:
 @pytest.mark.parametrize("size", [(1, 50_000), (50_000, 1)])
 @pytest.mark.parametrize("resize", ["shortest", "stretch", "pad"])
 def test_crop_a_ribbon_without_enlarging_it_first(size: tuple[int, int], resize: str) -> None:
-    """If it were resized first (shorter side to 256), it would take 10 GB."""
+    """If the image were resized first, with a shorter side of 256 pixels, it would take 10 GB."""
     assert pixels(client_of(resize=resize), Image.new("RGB", size, "red")).shape == (1, 3, 224, 224)
 
 
@@ -155,7 +155,7 @@ def test_crop_a_ribbon_at_the_same_place_as_other_images() -> None:
     [
         ({"scale": "0.5", "mean": "1,2,3", "std": "2,4,8"}, [2.0, 2.0, 1.5]),
         ({"scale": "1", "mean": "10", "std": "2"}, [0, 5, 10]),  # one value for all channels
-        # the mean is in BGR too
+        # the mean is also in the order BGR
         ({"channel_order": "bgr", "scale": "1", "mean": "1,2,3", "std": "1"}, [29, 18, 7]),
     ],
 )

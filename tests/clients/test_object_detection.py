@@ -1,5 +1,5 @@
-"""The detector's client: both output layouts, and its parameters; test_invocations has the bundled
-model's accuracy."""
+"""Tests the client for detectors: both layouts of the output, and its parameters. test_invocations
+tests the accuracy of the bundled model."""
 
 from pathlib import Path
 from typing import Any
@@ -45,7 +45,8 @@ def client(labelled: Path) -> Client:
 
 
 def rows_of(*rows: tuple[float, ...]) -> NDArray[np.float32]:
-    """Return a YOLOv5 output of three classes [100,8]: `rows`, and rows without objects."""
+    """Return a YOLOv5 output [100,8] for three classes: `rows`, followed by rows without
+    objects."""
     table = np.zeros((100, 8), np.float32)
     table[10 : 10 + len(rows)] = rows
     return table
@@ -61,7 +62,7 @@ def detect(client: Client, tables: Any, images: list[Pixels], **parameters: Any)
 CAT = (100, 200, 40, 20, 0.9, 0.9, 0.1, 0.0)
 DOG = (100, 200, 40, 20, 0.8, 0.1, 0.9, 0.0)
 SEVEN = (500, 320, 100, 100, 0.5, 0.2, 0.1, 0.8)
-# lies at half its size, 140 pixels below the target's top
+# in the target it has half its size, and lies 140 pixels below the top
 WIDE = np.full((720, 1280, 3), 255, np.uint8)
 
 
@@ -113,14 +114,14 @@ def test_clip_boxes_at_the_edge(client: Client) -> None:
         ({"classes": ["dog", "7"]}, ["dog", "7"]),
         ({"classes": "dog, cat"}, ["cat", "dog"]),
         ({"classes": [2]}, ["7"]),
-        ({"classes": "7"}, ["7"]),  # a label goes before an id
+        ({"classes": "7"}, ["7"]),  # a label takes precedence over a class id
         ({"classes": []}, ["cat", "dog", "7"]),
     ],
 )
 def test_filter_detections_by_parameters(
     client: Client, parameters: dict[str, Any], labels: list[str]
 ) -> None:
-    # overlaps CAT, and DOG, which is of another class
+    # overlaps CAT, and also DOG, which has another class
     worse_cat = (102, 201, 40, 20, 0.7, 0.9, 0.1, 0.0)
     (prediction,) = detect(client, [rows_of(SEVEN, worse_cat, DOG, CAT)], [WIDE], **parameters)
     assert [detection["label"] for detection in prediction["detections"]] == labels
@@ -128,7 +129,7 @@ def test_filter_detections_by_parameters(
 
 @pytest.mark.parametrize(("iou", "count"), [(0.3, 1), (0.4, 2)])
 def test_limit_the_overlap_of_boxes_by_iou(client: Client, iou: float, count: int) -> None:
-    shifted = (120, 200, 40, 20, 0.7, 0.9, 0.1, 0.0)  # half of the box in common: IoU 1/3
+    shifted = (120, 200, 40, 20, 0.7, 0.9, 0.1, 0.0)  # half of the box overlaps: IoU 1/3
     (prediction,) = detect(client, [rows_of(CAT, shifted)], [WIDE], iou=iou)
     assert len(prediction["detections"]) == count
 
@@ -243,7 +244,9 @@ def test_draw_only_at_the_boxes(client: Client) -> None:
     assert picture.getpixel((160, 120)) == class_colour(0)
     assert picture.getpixel((900, 300)) == class_colour(2)
     changed = np.asarray(ImageChops.difference(picture, Image.fromarray(WIDE))).any(2)
-    changed[70:145, 155:270] = False  # the cat's frame and its text above
-    changed[225:465, 895:905] = changed[225:465, 1095:1105] = False  # the seven's sides,
-    changed[225:265, 895:1105] = changed[455:465, 895:1105] = False  # its text, top and bottom
+    changed[70:145, 155:270] = False  # the cat's frame and the label above it
+    # the left and right sides of the seven's frame
+    changed[225:465, 895:905] = changed[225:465, 1095:1105] = False
+    # its label, and the top and bottom of its frame
+    changed[225:265, 895:1105] = changed[455:465, 895:1105] = False
     assert not changed.any()

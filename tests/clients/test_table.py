@@ -1,5 +1,5 @@
-"""The client of tables: cells of every datatype, names of columns and classes, and model folders
-that are refused."""
+"""Tests the client for tables: cells of every datatype, names of columns and classes, and model
+folders that are refused."""
 
 from pathlib import Path
 from typing import Any

@@ -1,5 +1,5 @@
-"""The text client: every task with every kind of encoder against transformers' own pipelines,
-settings and limits."""
+"""Tests the text client: every task with every kind of encoder against transformers' own pipelines,
+its settings and its limits."""
 
 import itertools
 import json
@@ -62,7 +62,7 @@ def named(labels: Mapping[int, str]) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def served_with(tmp_path_factory: pytest.TempPathFactory) -> Serve:
-    """Return a function that builds the model of a task and family once; it returns the model and
+    """Return a function that builds the model of a task and family once. It returns the model and
     its checkpoint."""
     models: dict[tuple[str, str], tuple[Served, Path]] = {}
 
@@ -97,7 +97,8 @@ def test_fill_masks_as_transformers_does_with_every_encoder(
     served, checkpoint = served_with("fill-mask", family)
     mask, reference = served.client.tokenizer.mask, pipeline("fill-mask", checkpoint)
     texts = [f"the {mask} sat on the mat.", f"{mask} dog ran on {mask} rug!"]
-    parameters = {"top_k": 1000} if family == "bert" else {}  # more than its vocabulary has
+    # more than the number of tokens in its vocabulary
+    parameters = {"top_k": 1000} if family == "bert" else {}
     all_tokens = {"top_k": len(VOCABULARY)} if parameters else {}
     for text, prediction in zip(texts, served.predict(texts, **parameters), strict=True):
         theirs = reference(text, **all_tokens)
@@ -153,7 +154,8 @@ def check_classes(served: Served, checkpoint: Path, instances: list[Any], top_k:
 def test_keep_the_end_if_the_tokenizer_truncates_on_the_left(
     served_with: Serve, tmp_path: Path
 ) -> None:
-    text, left = LONG * 20 + TEXTS[2], {"truncation_side": "left"}  # more characters than are read
+    # the text has more characters than are read
+    text, left = LONG * 20 + TEXTS[2], {"truncation_side": "left"}
     classes = with_tokenizer(
         *served_with("text-classification", num_labels=3), left, tmp_path / "classes"
     )
@@ -273,7 +275,7 @@ def test_do_not_copy_a_long_prompt_for_each_text(served_with: Serve) -> None:
 @pytest.mark.parametrize("task", ["embedding", "token-classification", "text-ranking"])
 def test_refuse_a_text_without_tokens_by_its_index(task: str, served_with: Serve) -> None:
     served = again(served_with(task, **CHANGES.get(task, {}))[0])
-    # without special tokens
+    # a tokenizer that adds no special tokens
     served.client.tokenizer.tokenizer.post_processor = processors.Sequence([])
     texts: list[Any] = ["the cat", ""]
     if task == "text-ranking":
@@ -331,7 +333,8 @@ TYPES = [
 def with_tokenizer(
     served: Served, checkpoint: Path, changes: dict[str, Any], folder: Path
 ) -> tuple[Served, Path]:
-    """Copy the model and its checkpoint; `changes` are made in both tokenizers' settings."""
+    """Copy the model and its checkpoint, and make these `changes` in the tokenizer's settings of
+    both."""
     shutil.copytree(served.client.model.path, folder / "model")
     shutil.copytree(checkpoint, folder / "checkpoint")
     for path in (folder / "model/tokenizer", folder / "checkpoint"):
@@ -352,7 +355,7 @@ def test_pass_token_types_as_transformers_does(
     check_classes(served, checkpoint, PAIRS)
 
 
-@pytest.mark.parametrize("family", ["bert", "distilbert"])  # each has a writer of its own
+@pytest.mark.parametrize("family", ["bert", "distilbert"])  # each is exported by different code
 @pytest.mark.parametrize("pooling", ["mean", "cls", "max", "last"])
 def test_pool_a_text_by_the_checkpoint_or_the_setting(
     pooling: str, family: str, tmp_path: Path
@@ -370,7 +373,7 @@ def test_pool_a_text_by_the_checkpoint_or_the_setting(
     }
     network = transformers.AutoModel.from_pretrained(checkpoint).eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(checkpoint)
-    for settings in ({}, {"pooling": pooling}):  # the network pools, the client does
+    for settings in ({}, {"pooling": pooling}):  # pooling by the network, then by the client
         predictions = Served(tmp_path / "bert", **spec.settings, **settings).predict(
             TEXTS, normalize=False
         )
@@ -420,11 +423,9 @@ def answers_of_transformers(
     max_answer_len: int = 15,
     handle_impossible_answer: bool = False,
 ) -> list[dict[str, Any]]:
-    """Return the best spans of all windows. A span's probability is that of its first token times
-    that of its last.
-
-    Transformers 5 has no such pipeline; that of 4.57 gives the same for these models.
-    """
+    """Return the best spans of all windows. The probability of a span is that of its first token
+    times that of its last. Transformers 5 does not have this pipeline; the one of version 4.57
+    returns the same for these models."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(checkpoint)
     network = transformers.AutoModelForQuestionAnswering.from_pretrained(checkpoint).eval()
     windows = tokenizer(
@@ -551,7 +552,7 @@ def test_prefer_a_label_file_to_id2label(served_with: Serve, tmp_path: Path) -> 
 
 
 def test_report_a_long_text_as_truncated(served_with: Serve) -> None:
-    """Tokenizing all of it would take 300 bytes a character: 1.5 GB for 5 MB."""
+    """Tokenizing the whole text would take 300 bytes per character: 1.5 GB for 5 MB."""
     served, _ = served_with("embedding")
     short = served.predict(["cat " * 22, "cat " * 23, "cat " * 500, ""])
     assert [(p["tokens"], p["truncated"]) for p in short] == [
@@ -581,8 +582,8 @@ def test_get_the_same_tokens_from_texts_in_portions(served_with: Serve) -> None:
 
 
 def test_refuse_more_masks_than_the_limit(served_with: Serve) -> None:
-    """Each mask needs a row of scores for the whole vocabulary, and a sequence for each of its
-    tokens."""
+    """Each mask needs a row of scores for the whole vocabulary, and a text (`sequence`) for each of
+    its tokens."""
     served = again(served_with("fill-mask")[0])
     tensors = served.client.prepare(["[MASK] " * 3], served.client.defaults)
     values = {served.client.model.outputs[0].name: np.zeros((1, 3, 10**3), np.float32)}
@@ -619,7 +620,7 @@ def test_pad_to_the_longest_of_the_batch_or_to_a_multiple(served_with: Serve) ->
     np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-5)
 
 
-def test_leave_out_what_the_backend_fills_in(served_with: Serve) -> None:
+def test_leave_out_inputs_that_the_backend_fills_in(served_with: Serve) -> None:
     client = of_our_backend(served_with("text-classification", num_labels=3)[0])
     names = {spec.name for spec in client.model.inputs}
 

@@ -1,4 +1,5 @@
-"""A client's work ends when the request's time is over, and what one call reads is bounded."""
+"""Tests that a client stops working at the request's deadline, and that the amount of text it reads
+is limited."""
 
 import json
 from collections.abc import Callable
@@ -30,7 +31,8 @@ WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b", "c", "#", "##a"
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a tokenizer of single letters, whose model takes LIMIT tokens."""
+    """Return the folder of a tokenizer whose tokens are single letters, for a model that takes
+    LIMIT tokens."""
     tokenizer = Tokenizer(models.WordPiece({word: at for at, word in enumerate(WORDS)}))
     tokenizer.normalizer = normalizers.BertNormalizer()
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
@@ -63,7 +65,8 @@ def ranking(folder: Path) -> TextRanking:
 def test_cut_long_texts_of_a_pair_without_changing_its_tokens(
     folder: Path, longer: tuple[int, int], side: str
 ) -> None:
-    """The library itself, which makes a window of each part of one text with each of the other."""
+    """Compare with the library itself, which makes a window for each combination of a part of one
+    text with a part of the other."""
     texts = tuple(("abcab" * (count // 5 + 1))[:count] for count in longer)
     pair = (" ".join(texts[0]), " ".join(texts[1]))
     assert max(map(len, pair)) > SHORT * LIMIT
@@ -112,7 +115,7 @@ def test_bound_the_names_in_a_parameter() -> None:
 LONG = "a" * 1_000
 LABELS = ["a"] * 100
 TEMPLATE = "a" * 498 + "{}"
-# a task, an instance, its parameters, and the characters that the rows of the instance have
+# (task, instance, its parameters, number of characters in all rows of the instance)
 ROWS: dict[str, tuple[str, Any, dict[str, Any], int]] = {
     "a prompt": ("embedding", "a", {"prompt": LONG}, 1_001),
     "a query": ("text-ranking", {"query": LONG, "documents": LABELS}, {}, 100_100),
@@ -133,7 +136,8 @@ ROWS: dict[str, tuple[str, Any, dict[str, Any], int]] = {
 
 @pytest.mark.parametrize("name", ROWS)
 def test_count_the_characters_of_all_rows(folder: Path, name: str) -> None:
-    """By them a request takes the turn of long texts, although the instance itself is short."""
+    """Because of this number, a request waits for its turn among long texts, although the instance
+    itself is short."""
     task, instance, values, characters = ROWS[name]
     own = client(folder, task)
     assert own.length([instance] * 2, own.read_parameters(values)) == 2 * characters
@@ -148,7 +152,7 @@ def test_bound_the_documents_of_a_query(folder: Path) -> None:
 
 
 class Noted:
-    """The library's tokenizer, which notes the names of the methods that are used."""
+    """The library's tokenizer, which records the names of the methods that are called."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.used: set[str] = set()
@@ -160,7 +164,7 @@ class Noted:
 
 
 def test_tokenize_without_holding_the_gil(folder: Path) -> None:
-    """The library's `encode` holds it, and all other requests of the worker would wait."""
+    """The library's `encode` holds the GIL, so all other requests of the worker would wait."""
     read: list[Callable[[TextTokenizer], Tensors]] = [
         lambda tokenizer: tokenizer.windows([("a", "b " * 100)], LIMIT, 2),
         lambda tokenizer: tokenizer.encode([("a " * 500, "b " * 500)]),

@@ -1,5 +1,5 @@
-"""Tokenizers without tokenizer.json: AutoTokenizer reads their vocabulary, or the folder is refused
-by name."""
+"""Tests tokenizers without tokenizer.json: AutoTokenizer reads their vocabulary, or the folder is
+refused with an explanation."""
 
 import json
 import random
@@ -33,7 +33,8 @@ BUNDLED = ROOT / "model_repository/bert/tokenizer"
 
 
 def texts() -> list[str]:
-    """Return 200 texts: empty ones, words, all scripts, and some that are longer than a window."""
+    """Return 200 texts: empty texts, words, texts in all scripts, and some texts that are longer
+    than a window."""
     chance = random.Random(7)
     lines = ["", " ", "\n", "a", "[MASK]", "<mask>", SCRIPTS, "x" * 5000, "word " * 900, "日" * 600]
     while len(lines) < 200:
@@ -92,7 +93,7 @@ FAMILIES = (bert, mpnet, roberta, clip)
 
 @pytest.fixture(autouse=True)
 def connections(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
-    """Refuse every look-up and connection; none may be tried."""
+    """Fail on every DNS look-up and every connection. The test expects none."""
     tried: list[Any] = []
 
     def refuse(*arguments: Any, **_named: Any) -> None:
@@ -151,7 +152,7 @@ def test_get_the_same_from_tokenizer_json_without_transformers(
     assert json.loads(done.stdout) == [rows, False]
 
 
-# The files of a folder that is refused, and what its error names.
+# the files of folders that are refused, and a text in the error
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "sentencepiece": (
         {"config.json": {"model_type": "xlm-roberta"}, "sentencepiece.bpe.model": "x"},

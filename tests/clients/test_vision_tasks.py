@@ -1,4 +1,4 @@
-"""Boxes, vectors and maps of classes of images, against those of transformers' own pipelines and
+"""Tests boxes, vectors and maps of classes for images against transformers' own pipelines and
 encoders."""
 
 import io
@@ -45,7 +45,7 @@ NOWHERE = Path("/nonexistent")
 
 
 def model_of(folder: Path, *lead: int, batch: int = 8, **outputs: tuple[int, ...]) -> Model:
-    """Return a model of images with these outputs; `lead` are all shapes' own first dimensions."""
+    """Return a model for images with these outputs. All shapes begin with the dimensions `lead`."""
     inputs = (TensorSpec("input", "UINT8", (*lead, 3, 8, 8)),)
     specs = (TensorSpec(name, "FP32", (*lead, *shape)) for name, shape in outputs.items())
     return Model("own", folder, inputs, tuple(specs), batch)
@@ -89,7 +89,7 @@ def test_return_the_best_class_of_a_box_or_several(tmp_path: Path) -> None:
     (best,) = detections_of(detector_of(tmp_path), logits, BOXES)
     assert (best["class_id"], best["box"]) == (0, INSIDE)
     several = detector_of(tmp_path, scores="sigmoid")
-    # as many as there are boxes
+    # as many scores as there are boxes
     assert [each["class_id"] for each in detections_of(several, logits, BOXES)] == [0, 2]
     more = detector_of(tmp_path, scores="sigmoid", queries="4")
     assert [each["class_id"] for each in detections_of(more, logits, BOXES)] == [0, 2, 1, 1]
@@ -108,14 +108,14 @@ def answer_of(kind: type[ModelClient], *lead: int, batch: int) -> list[Any]:
     arrays = {name: np.array(values, np.float32) for name, values in OUTPUTS[kind].items()}
     shapes = {name: array.shape for name, array in arrays.items()}
     client = kind(model_of(NOWHERE, *lead, batch=batch, **shapes))
-    # the caller adds a dimension for the image
+    # the caller adds a dimension for the batch of images
     outputs = {name: array.reshape(1, *lead, *array.shape) for name, array in arrays.items()}
     return client.postprocess(outputs, {}, images()[:1], client.read_parameters({}))
 
 
 @pytest.mark.parametrize("lead", [(), (1,)], ids=["none", "one"])
 @pytest.mark.parametrize("kind", OUTPUTS)
-def test_answer_alike_with_a_fixed_batch_of_one_or_none(
+def test_answer_alike_with_a_fixed_batch_of_one_or_no_batch(
     kind: type[ModelClient], lead: tuple[int, ...]
 ) -> None:
     np.testing.assert_equal(answer_of(kind, *lead, batch=0), answer_of(kind, batch=8))
@@ -162,7 +162,7 @@ def encoder_of(*shape: int, batch: int = 8) -> image_embedding.Client:
 
 
 def of_the_network(checkpoint: Path, name: str, picture: Image.Image) -> Any:
-    """Return the vector that transformers compares with a text, which is not the pooled output."""
+    """Return the vector that transformers compares with texts, which is not the pooled output."""
     pixels = processor_of(checkpoint, name)(images=picture, return_tensors="pt")
     with torch.inference_mode():
         if name == "clip-projected":
@@ -186,7 +186,7 @@ def test_get_the_vectors_of_transformers_from_an_encoder(name: str, tmp_path: Pa
         whole = pipeline("image-feature-extraction", checkpoint, name)
         wanted = [np.ravel(whole(picture, pool=True)) for picture in images()]
     np.testing.assert_allclose(ours, wanted, atol=1e-4)
-    assert np.ptp(ours, axis=0).max() > 0.01  # the network tells the images apart
+    assert np.ptp(ours, axis=0).max() > 0.01  # the network distinguishes the images
     scaled = [each["embedding"] for each in predict(client, images())]
     np.testing.assert_allclose(
         scaled, np.array(ours) / np.linalg.norm(ours, axis=1, keepdims=True), atol=1e-6
@@ -197,7 +197,7 @@ def test_get_the_vectors_of_transformers_from_an_encoder(name: str, tmp_path: Pa
 
 @pytest.mark.parametrize("alone", [False, True])
 def test_compare_texts_with_images_by_clip_s_two_towers(alone: bool, tmp_path: Path) -> None:
-    """A text tower may be in a folder of its own."""
+    """The text tower may be in a separate folder."""
     checkpoint, client = serve(tmp_path, "clip")
     network = transformers.CLIPModel.from_pretrained(checkpoint)
     folder = checkpoint
@@ -294,7 +294,7 @@ def test_sort_shares_and_let_the_first_class_win_equal_scores(tmp_path: Path) ->
     scores = np.zeros((3, 2, 4))
     scores[2, :, 1:] = 1
     client = segmenter_of(tmp_path, 3, 2, 4)
-    assert client.frame.resized == client.frame.size  # the map is of the whole image
+    assert client.frame.resized == client.frame.size  # the map covers the whole image
     prediction = map_answer(client, scores, Image.new("RGB", (4, 2)))
     shares = [(each["label"], each["class_id"], each["share"]) for each in prediction["segments"]]
     assert shares == [("2", 2, 0.75), ("0", 0, 0.25)]

@@ -1,5 +1,5 @@
-"""Small random checkpoints of transformers, and their model folders behind the text client without
-Triton."""
+"""Makes small random checkpoints of transformers, and model folders that the text client serves
+without Triton."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -60,7 +60,7 @@ DISTIL = {
     "hidden_dim": 64,
     "max_position_embeddings": LIMIT,
 }
-# positions begin after the padding's
+# positions start after the id of the padding token
 FROM_PADDING = {"pad_token_id": 1, "max_position_embeddings": LIMIT + 2}
 DEBERTA = {
     "relative_attention": True,
@@ -69,7 +69,7 @@ DEBERTA = {
     "type_vocab_size": 0,
 }
 MODERN = {"global_attn_every_n_layers": 2, "local_attention": 8, "initializer_cutoff_factor": 3.0}
-# model_type -> transformers' name, tokenizer, configuration
+# model_type -> (transformers' name, tokenizer, configuration)
 FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "bert": ("Bert", "pieces", SMALL),
     "distilbert": ("DistilBert", "pieces", DISTIL | {"initializer_range": 0.3}),
@@ -108,7 +108,7 @@ ROBERTAS = {"cls": "<s>", "pad": "<pad>", "sep": "</s>", "unk": "<unk>", "mask":
 
 
 def save_tokenizer(folder: Path, kind: str) -> Any:
-    """Save and return a tokenizer with the words above, of one of the kinds that encoders have."""
+    """Save and return a tokenizer with the words above, of one of the kinds that encoders use."""
     if kind == "pieces":
         vocabulary = {word: index for index, word in enumerate(VOCABULARY)}
         ends = {"bos_token": "[CLS]", "eos_token": "[SEP]"}
@@ -126,7 +126,8 @@ def save_tokenizer(folder: Path, kind: str) -> Any:
 
 
 def _trained(kind: str, marks: Mapping[str, str]) -> Tokenizer:
-    """Return a trained tokenizer, with its normalizer and its marks around a text and a pair."""
+    """Return a trained tokenizer with its normalizer, and with the `marks` that surround a text and
+    a pair."""
     special = list(marks.values())
     texts = [" ".join(WORDS.replace("#", "").split() * 3), *TEXTS]
     trainer: Any
@@ -168,7 +169,7 @@ def _trained(kind: str, marks: Mapping[str, str]) -> Tokenizer:
 
 
 class Served:
-    """Serve a model folder by its client, with ONNX Runtime instead of Triton."""
+    """Serves a model folder with its client, and with ONNX Runtime instead of Triton."""
 
     def __init__(self, folder: Path, **settings: str) -> None:
         options = onnxruntime.SessionOptions()
@@ -210,8 +211,8 @@ def _specs(values: Any) -> tuple[TensorSpec, ...]:
 def serve(
     tmp: Path, task: str, changes: Mapping[str, Any] | None = None, family: str = "bert", **own: str
 ) -> Served:
-    """Save a checkpoint in `tmp`/checkpoint; return the folder that is built from it behind its
-    client."""
+    """Save a checkpoint in `tmp`/checkpoint, and build a model folder from it. Return the folder,
+    served by its client."""
     checkpoint = save_checkpoint(tmp / "checkpoint", task, family, **(changes or {}))
     spec = exported(Request("own", client="bert", task=task), checkpoint, tmp / "bert")
     return Served(tmp / "bert", **{**spec.settings, "pad_to_multiple_of": "1", **own})

@@ -1,5 +1,5 @@
-"""Small random networks of transformers that take one image: as folders, and built behind their
-clients without Triton."""
+"""Makes small random networks of transformers that take one image, as folders and as models that
+their clients serve without Triton."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -32,7 +32,7 @@ SIDES = {"height": 32, "width": 32}
 IMAGENET = {"image_mean": [0.485, 0.456, 0.406], "image_std": [0.229, 0.224, 0.225]}
 CUT = {"size": {"shortest_edge": 36}, "crop_size": SIDES}
 WHOLE = {"size": {"height": 64, "width": 64}}
-KEPT = {"size": {"shortest_edge": 64, "longest_edge": 96}}  # each image keeps its own size
+KEPT = {"size": {"shortest_edge": 64, "longest_edge": 96}}  # each image keeps its proportions
 FOLDED = {"embedding_size": 8, "hidden_sizes": (16, 24), "depths": (1, 1), "layer_type": "basic"}
 NARROW = {"d_model": 16, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16, "encoder_attention_heads": 2}
 NARROW |= {
@@ -46,7 +46,7 @@ SIZES = ((300, 200), (97, 401), (32, 32), (500, 500))
 
 
 def images() -> list[Image.Image]:
-    """Return coarse noise, enlarged, so that resizing matters."""
+    """Return images of enlarged coarse noise, for which resizing matters."""
     rng = np.random.default_rng(0)
     noise = [Image.fromarray(rng.integers(0, 256, (9, 9, 3), dtype=np.uint8)) for _ in SIZES]
     return [
@@ -127,7 +127,7 @@ def _rt_detr() -> Any:
     return hf.RTDetrForObjectDetection(config)
 
 
-# Each is the network, and the class and settings of its image processor.
+# (network, class of its image processor, settings of the image processor)
 Made = tuple[Callable[..., Any], str, Mapping[str, Any]]
 UNCENTERED = {"resample": 0, "rescale_offset": True, "rescale_factor": 1 / 127.5}
 LARGER = {"size": {"height": 36, "width": 36}, "crop_size": SIDES}
@@ -213,13 +213,13 @@ ALL |= {
 
 
 def save_vision(folder: Path, name: str, **changes: Any) -> Path:
-    """Save one of ALL with its image processor, as save_pretrained writes them; return its
+    """Save one of ALL with its image processor, as save_pretrained writes them. Return its
     folder."""
     make, kind, settings = ALL[name]
     torch.manual_seed(0)
     network = make(**changes).eval()
     with torch.no_grad():
-        # so that a random network answers differently to each image
+        # so that the outputs of a random network depend on the image
         for parameter in network.parameters():
             if parameter.ndim > 1:
                 parameter.normal_(0, (2 / parameter[0].numel()) ** 0.5)
@@ -232,10 +232,7 @@ def save_vision(folder: Path, name: str, **changes: Any) -> Path:
 
 def _settle(network: Any) -> None:
     """Fit batch normalization to noise, and scale the last matrix so that logits have a deviation
-    of 1.
-
-    Otherwise a deep random network answers all images alike.
-    """
+    of 1. Otherwise, the outputs of a deep random network would be alike for all images."""
     for layer in network.modules():
         if isinstance(layer, torch.nn.BatchNorm2d):
             layer.momentum = None
@@ -253,7 +250,8 @@ def image_processor_of(name: str) -> Any:
 
 
 def serve(folder: Path, name: str) -> tuple[Path, ModelClient]:
-    """Save and build a checkpoint in `folder`; return its path and the client of the model."""
+    """Save a checkpoint in `folder`, and build a model from it. Return its path and the model's
+    client."""
     checkpoint = save_vision(folder / "checkpoint", name)
     build(Request("own", str(checkpoint), repository=folder / "models"))
     client = open_model("own", folder / "models").client()
@@ -262,7 +260,7 @@ def serve(folder: Path, name: str) -> tuple[Path, ModelClient]:
 
 
 def predict(client: ModelClient, pictures: list[Image.Image], **parameters: Any) -> list[Any]:
-    """Return the predictions, asked for in batches of the model's largest size."""
+    """Return the predictions, requested in batches of the model's maximum size."""
     run, size, predictions = runner(client), client.model.max_batch_size, []
     for first in range(0, len(pictures), size):
         batch = pictures[first : first + size]
@@ -274,7 +272,8 @@ def predict(client: ModelClient, pictures: list[Image.Image], **parameters: Any)
 
 
 def assert_detections(prediction: Any, picture: Image.Image, wanted: list[Any]) -> None:
-    """Compare with the detections of transformers' pipeline, whose boxes are whole numbers."""
+    """Assert that the detections equal those of transformers' pipeline, whose boxes are
+    integers."""
     assert wanted
     assert prediction["image"] == {"width": picture.width, "height": picture.height}
     ranked = sorted(wanted, key=lambda each: -each["score"])

@@ -1,4 +1,5 @@
-"""Images of every mode become the right RGB; what cannot be decoded is refused with its reason."""
+"""Tests that images of every mode are converted to the right RGB values, and that what cannot be
+decoded is refused with a reason."""
 
 import base64
 from typing import Any
@@ -38,7 +39,7 @@ def paletted() -> Image.Image:
         ("L", 77, "PNG", (77, 77, 77)),
         ("I;16", 257 * 100, "PNG", (100, 100, 100)),
         ("1", 1, "PNG", WHITE),
-        # what is transparent is laid on white
+        # transparent parts become white
         ("RGBA", (255, 0, 0, 0), "PNG", WHITE),
         ("RGBA", (255, 0, 0, 128), "PNG", (255, 127, 127)),
         ("LA", (0, 0), "PNG", WHITE),
@@ -65,10 +66,11 @@ def test_lay_a_palette_s_transparent_colour_on_white() -> None:
 
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_apply_the_exif_orientation(orientation: int) -> None:
-    """Seen correctly, the picture has a red top left corner and is 3 wide and 2 high."""
+    """Displayed correctly, the picture has a red top left corner and is 3 pixels wide and 2
+    high."""
     seen = Image.new("RGB", (30, 20), WHITE)
     seen.paste(RED, (0, 0, 10, 10))
-    # Pillow's Transpose that undoes each orientation
+    # the value of Pillow's Transpose that reverses each orientation
     inverse = {2: 0, 3: 3, 4: 1, 5: 5, 6: 2, 7: 6, 8: 4}
     stored = seen if orientation == 1 else seen.transpose(Image.Transpose(inverse[orientation]))
     image = IMAGE.from_bytes(encoded(stored, exif=turned(orientation)), LIMITS)

@@ -1,8 +1,6 @@
-"""Hostile image files are refused before they take memory or work, and damaged ones are the
-caller's mistake.
-
-A measured one is decoded in a process of its own, which says how far its memory rose.
-"""
+"""Tests that hostile image files are refused before they take memory or processor time, and that
+damaged files are reported as the caller's mistake. To measure an image, a new process decodes it
+and reports by how much its memory grew."""
 
 import logging
 import random
@@ -24,8 +22,8 @@ from serving.errors import DecodingError
 from tests.support.harness import ROOT, encoded
 from tests.support.hostile_images import LARGEST, PIXELS, REFUSED, png, tiff, turned
 
-BESIDE = 32 * 2**20  # bytes: strips on their way, a header of 8 MB and its copies
-# pytest has filters of its own
+BESIDE = 32 * 2**20  # bytes for strips in flight, a header of 8 MB and its copies
+# pytest replaces Python's own filters
 pytestmark = [pytest.mark.unit, pytest.mark.filterwarnings("ignore::UserWarning:PIL")]
 
 MEASURE = """
@@ -59,8 +57,8 @@ Measured = Callable[[bytes, int], tuple[int, str]]
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Measured]:
-    """Return a function that decodes in a fresh process and returns the rise of its memory and its
-    answer."""
+    """Return a function that decodes an image in a new process. It returns the growth of the
+    process's memory, and its answer."""
     file = tmp_path_factory.mktemp("measured") / "image"
     with subprocess.Popen(
         [sys.executable, "-c", MEASURE],
@@ -78,7 +76,8 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Measured]:
             file.write_bytes(data)
             requests.write(f"{PIXELS} {side} {file}\n")
             rise, _, answer = answers.readline().strip().partition(" ")
-            return int(rise), answer  # else it was logged: nothing is of a caller's file
+            # otherwise a warning was logged; logs must not contain anything from a caller's file
+            return int(rise), answer
 
         yield measure
         requests.close()
@@ -95,7 +94,7 @@ def test_refuse_expensive_images_before_decoding_them(name: str, measured: Measu
 
 @pytest.mark.parametrize(
     ("name", "side"),
-    # 5/8
+    # the last two are decoded at 5/8 of their size
     [*((name, 0) for name in LARGEST), ("a turned JPEG", 1875), ("a progressive JPEG", 1625)],
 )
 def test_decode_no_image_beyond_the_memory_limit(name: str, side: int, measured: Measured) -> None:
@@ -166,21 +165,21 @@ def test_read_the_first_8_bits_of_a_12_bit_tiff() -> None:
 
 
 def grey_tiff(bits: int, pixels: bytes, photometric: int = 1) -> bytes:
-    """Two pixels in one row."""
+    """Return a TIFF of two pixels in one row."""
     values = {256: 2, 257: 1, 258: bits, 259: 1, 262: photometric, 273: 0, 277: 1, 279: len(pixels)}
     values[273] = len(tiff([(tag, 3, 1, 0) for tag in values]))
     return tiff([(tag, 3, 1, value) for tag, value in values.items()], pixels)
 
 
 @pytest.mark.parametrize(("kind", "mode"), [("<f4", "F"), ("<i4", "I")])
-def test_refuse_pixels_without_a_white_in_words(kind: str, mode: str) -> None:
+def test_explain_the_refusal_of_pixels_without_a_defined_white(kind: str, mode: str) -> None:
     file = encoded(Image.fromarray(LEVELS.astype(kind)), "TIFF")
     with pytest.raises(DecodingError, match=rf"mode {mode}\); send 8 or 16 unsigned bits"):
         decoded(file)
 
 
 def test_convert_the_pixels_of_every_strip() -> None:
-    """A strip has 2^20 pixels, so this image has seven and a part of one."""
+    """A strip has 2^20 pixels, so this image has seven strips and a part of another."""
     image = Image.linear_gradient("L").resize((2700, 2900))
     image.putalpha(255)
     assert (
@@ -197,7 +196,7 @@ def test_count_a_progressive_jpeg_s_coefficients_at_full_size() -> None:
 
 @pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])
 def test_decode_a_jpeg_between_pillow_s_sizes_without_cropping(mode: str) -> None:
-    """Pillow itself decodes the modes that libjpeg cannot convert to RGB, like CMYK."""
+    """Pillow itself decodes modes that libjpeg cannot convert to RGB, such as CMYK."""
     data = encoded(Image.radial_gradient("L").resize((768, 576)).convert(mode), "JPEG", quality=95)
     whole, reduced = (IMAGE.from_bytes(data, Limits(side=side)) for side in (0, 358))
     assert reduced.size == ((768, 576) if mode == "CMYK" else (480, 360))
@@ -232,7 +231,8 @@ def damaged(data: bytes, chance: random.Random) -> bytes:
 )
 def test_blame_the_caller_for_a_damaged_file(format: str, caplog: pytest.LogCaptureFixture) -> None:
     chance = random.Random(format)
-    noise = Image.frombytes("RGB", (32, 24), chance.randbytes(3 * 32 * 24))  # the same in each run
+    # the same bytes in each run
+    noise = Image.frombytes("RGB", (32, 24), chance.randbytes(3 * 32 * 24))
     data = encoded(noise, format, exif=turned())
     refused = 0
     with caplog.at_level(logging.DEBUG):

@@ -1,4 +1,5 @@
-"""Send every row to both servers and write conformance.md: python -m tests.conformance."""
+"""Send every row of the table to both servers, and write conformance.md: python -m
+tests.conformance."""
 
 import sys
 

@@ -1,5 +1,5 @@
-"""Define a row of the table: a request to both servers, and the parts of their answers to
-compare."""
+"""Defines a row of the table: a request that is sent to both servers, and the parts of their
+answers that are compared."""
 
 import json
 import re
@@ -22,8 +22,8 @@ SAME, IMPROVEMENT, BUG = "same", "improvement", "BUG"
 @dataclass(frozen=True)
 class Side:
     """One of the two servers: its port, a function that restarts it, and the path of an invocation.
-    For multi-model also the folder of archives, the prefix of their names in this run, and a folder
-    outside."""
+    In multi-model mode, it also has the folder of archives, the prefix of their names in this run,
+    and a folder outside."""
 
     port: int
     revive: Callable[[], None] = lambda: None
@@ -41,8 +41,8 @@ Ask = Callable[[Side], str]
 
 @dataclass(frozen=True)
 class Row:
-    """One row. `improvement` says why our answer differs; without it both answers must be the
-    same."""
+    """A row of the table. `improvement` says why this project's answer differs. Without it, both
+    answers must be the same."""
 
     section: str
     title: str
@@ -69,8 +69,8 @@ class Observed:
 
 
 def shown(answer: Answer) -> str:
-    """Return an answer as it is compared and shown. Of an error, that is the status and whether it
-    has a text."""
+    """Return an answer in the form in which it is compared and shown. For an error, that is the
+    status and whether it has a text."""
     if answer.status == 0:
         return "hangs up"
     interim = f"{answer.interim}, then " if answer.interim else ""
@@ -82,8 +82,8 @@ def shown(answer: Answer) -> str:
 
 
 def body_text(answer: Answer) -> str:
-    """Return JSON with its parameters sorted by name, and binary data behind it as hexadecimal
-    digits."""
+    """Return JSON with its parameters sorted by name, followed by any binary data in
+    hexadecimal."""
     size = re.search(r"json-header-size=(\d+)", answer.content_type)
     length = int(size[1]) if size else len(answer.body)
     binary = answer.body[length:]
@@ -92,7 +92,7 @@ def body_text(answer: Answer) -> str:
 
 
 def _with_ordered_parameters(text: str) -> str:
-    """Sort the parameters, which gRPC does not order, and write 1e300 as 1e+300."""
+    """Sort the parameters, whose order gRPC does not preserve, and write 1e300 as 1e+300."""
     try:
         document = json.loads(text)
     except ValueError:

@@ -1,5 +1,5 @@
-"""Rows 2, 3 and 5 of CONTRACT section 3: every datatype on `identity`, and the texts of the
-ensemble `chain`."""
+"""Rows 2, 3 and 5 of CONTRACT section 3: every datatype with the model `identity`, and strings with
+the ensemble `chain`."""
 
 import numpy as np
 
@@ -22,7 +22,7 @@ RAW = {name: _raw(name) for name in IDENTITY_VALUES}
 
 
 def _asked(name: str, as_json: bool, answer_binary: bool) -> Ask:
-    """Send all inputs except this one as bytes, and request only this one's output."""
+    """Send all inputs except this one as bytes, and request only the output for this one."""
     inputs, blobs = [], b""
     for other, values in IDENTITY_VALUES.items():
         if other == name and as_json:

@@ -1,5 +1,5 @@
-"""Row 4 of CONTRACT section 3: SAGEMAKER_TRITON_INFERENCE_TYPE on `echo` and on `teller`, a model
-of many responses."""
+"""Row 4 of CONTRACT section 3: SAGEMAKER_TRITON_INFERENCE_TYPE with the models `echo` and `teller`,
+which sends many responses."""
 
 from tests.conformance.behaviours import Row, post
 

@@ -15,8 +15,8 @@ TEXTS = PORT % ("in", "in") + PORT % ("out", "out")
 
 
 def make_single_repository(repository: Path) -> None:
-    """Make `scale`, `identity`, `echo`, `teller` and the ensemble `chain` of `first` and
-    `second`."""
+    """Make `scale`, `identity`, `echo`, `teller`, and the ensemble `chain` of the models `first`
+    and `second`."""
     make_identity(repository)
     make_both_scales(repository)
     make_echo(repository)
@@ -25,12 +25,12 @@ def make_single_repository(repository: Path) -> None:
 
 
 def make_talker(folder: Path) -> None:
-    """Make a model that returns its text, or fails if told to."""
+    """Make a model that returns its input text, or fails if the text says so."""
     make_python_model(folder, TEXTS, TALKER)
 
 
 def make_broken(folder: Path, text: str) -> None:
-    """Make a model that fails to load with this text."""
+    """Make a model that fails to load with this error text."""
     make_python_model(folder, TEXTS, BROKEN.replace("TEXT", text))
 
 

@@ -48,7 +48,8 @@ OUT_OF_MEMORY = (
 
 
 def make_archives(side: Side) -> None:
-    """Make folders as the platform unpacks archives: ID/model with the archive's content."""
+    """Make folders in the form in which the platform unpacks archives: ID/model contains the
+    content of the archive."""
     for name in ("talker", "twin"):
         make_talker(side.archive(name) / "talker")
     make_talker(side.archive("at_root"))

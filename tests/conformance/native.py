@@ -25,7 +25,7 @@ NOT_OFFERED = ("--allow-http=false", "--allow-grpc=false", "--allow-metrics=fals
 
 
 class Native:
-    """Run one tritonserver with its SageMaker endpoint at `port`. `options` are added to its
+    """Runs one tritonserver, with its SageMaker endpoint at `port`. `options` are added to its
     command line."""
 
     def __init__(
@@ -104,7 +104,7 @@ def single(folder: Path, repository: Path, model: str) -> Native:
 
 def multi(folder: Path, archives: Path) -> Native:
     """Start multi-model mode with a dummy repository. It accepts an archive with config.pbtxt at
-    its root only below /opt/ml/models, so another folder `archives` is mounted there."""
+    its root only below /opt/ml/models, so any other folder `archives` is mounted there."""
     (folder / "dummy").mkdir(parents=True)
     options = ["--allow-sagemaker=true", "--sagemaker-port=PORT", *NOT_OFFERED]
     view = () if archives == PLATFORM else (*UNSHARED, VIEW.format(archives))
@@ -112,8 +112,8 @@ def multi(folder: Path, archives: Path) -> Native:
 
 
 def generating(folder: Path, repository: Path, *models: str) -> Native:
-    """Start Triton's HTTP endpoint. The SageMaker endpoint of newer versions calls its generate for
-    /invocations."""
+    """Start Triton's HTTP endpoint. In newer versions, the SageMaker endpoint calls its route
+    generate for /invocations."""
     options = [
         "--http-address=127.0.0.1",
         "--http-port=PORT",

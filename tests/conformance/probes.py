@@ -1,5 +1,5 @@
-"""Ask for behaviours that take more than one request: connections, encodings, and whether the
-server survives."""
+"""Tests behaviours that take more than one request: connections, encodings, and whether the server
+survives."""
 
 import gzip
 import json
@@ -48,7 +48,7 @@ def error_fields(answer: Answer) -> str:
 
 
 def echo_of(name: str) -> Callable[[Answer], str]:
-    """Return a view of an answer that shows whether this header comes back."""
+    """Return a function that shows whether this header is returned in an answer."""
     return lambda answer: f"{answer.status}, {name}: {answer.headers.get(name.lower(), 'none')}"
 
 

@@ -17,7 +17,7 @@ from tests.conformance.multi import make_archives
 from tests.conformance.native import PLATFORM
 from tests.support.harness import Server
 
-Sides = tuple[Side, Side]  # native's and ours
+Sides = tuple[Side, Side]  # native Triton and this project
 
 
 @dataclass(frozen=True)
@@ -28,8 +28,8 @@ class Part:
 
 @dataclass(frozen=True)
 class Scenario:
-    """`start` yields the two sides of each part, and stops the servers at the end. `seconds` is
-    roughly its duration."""
+    """A mode with its rows. `start` yields the two sides of each part, and stops the servers at the
+    end. `seconds` is roughly the duration."""
 
     name: str
     parts: tuple[Part, ...]
@@ -42,7 +42,7 @@ class Scenario:
 
 
 def _single(folder: Path) -> Iterator[Sequence[Sides]]:
-    """Start a native server for each model, because it takes the default model alone."""
+    """Start a native server for each model, because it loads only the default model."""
     repository, models = _repository(folder), ("scale", "identity", "chain")
     with ExitStack() as stack:
         natives = [native.single(folder / model, repository, model) for model in models]

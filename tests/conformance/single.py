@@ -72,12 +72,12 @@ LEADING = b"\r\n  " + b'{"inputs":[{"name":"x","shape":[1,1],"datatype":"FP32","
 
 
 def sized(size: int, shape: list[int], *data: object) -> dict[str, object]:
-    """Return a request whose input claims to have this many bytes."""
+    """Return a request with an input that claims to have this many bytes."""
     return {"inputs": [tensor("x", "FP32", shape, *data, binary_data_size=size)]}
 
 
 def wrong(see: Callable[[Answer], str] = shown, **changes: object) -> Ask:
-    """Return an invocation whose input has these fields instead."""
+    """Return an invocation in which fields of the input are replaced with these."""
     return post({"inputs": [{**X, **changes}]}, see=see)
 
 

@@ -1,8 +1,6 @@
-"""Rows 4, 8 and 9 of CONTRACT section 3: what stops a start.
-
-Native's rules are a shell script in its image (docker/sagemaker/serve) and not part of
-tritonserver, so its answers are the ones that the script gives.
-"""
+"""Rows 4, 8 and 9 of CONTRACT section 3: mistakes that stop a start. The rules of native Triton are
+in a shell script of its image (docker/sagemaker/serve), not in tritonserver. The answers listed for
+it are the ones that this script gives."""
 
 import tempfile
 from collections.abc import Callable
@@ -19,7 +17,8 @@ Fill = Callable[[Path], None]
 
 
 def start(fill: Fill, native: str, words: tuple[str, ...], **variables: str) -> Ask:
-    """Start ours on a repository. If it stops, its last output must contain `words`."""
+    """Start this project's server with a repository. If it stops, the end of its output must
+    contain `words`."""
 
     def asked(side: Side) -> str:
         if side is SCRIPT:

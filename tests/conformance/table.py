@@ -1,4 +1,4 @@
-"""Observe every behaviour on both servers, and write conformance.md."""
+"""Observes every behaviour on both servers, and writes conformance.md."""
 
 import html
 import tempfile

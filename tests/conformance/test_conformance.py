@@ -1,4 +1,5 @@
-"""Compare with native Triton: every difference is explained, and conformance.md is up to date."""
+"""Compares this project with native Triton: every difference is explained, and conformance.md is up
+to date."""
 
 import pytest
 

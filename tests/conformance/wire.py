@@ -1,4 +1,4 @@
-"""Send HTTP/1.1 over one socket, byte for byte, for requests that no well-behaved client sends."""
+"""Sends HTTP/1.1 byte for byte over a socket, for requests that well-behaved clients never send."""
 
 import contextlib
 import http.client
@@ -12,8 +12,8 @@ Headers = dict[str, str]
 
 @dataclass(frozen=True)
 class Answer:
-    """One response. The names of `headers` are in lower case. `interim` is the status of a 1xx
-    before it, or 0."""
+    """A response. The names in `headers` are in lower case. `interim` is the status of a 1xx
+    response before it, or 0."""
 
     status: int
     headers: Headers = field(default_factory=dict)
@@ -26,8 +26,8 @@ class Answer:
 
 
 def request(method: str, path: str, headers: Headers | None = None, body: bytes = b"") -> bytes:
-    """Return the bytes of a request, with a Content-Length unless the headers say how long it
-    is."""
+    """Return the bytes of a request, with a Content-Length unless the headers determine its
+    length."""
     fields = {"Host": "localhost", **(headers or {})}
     if not {"Content-Length", "Transfer-Encoding"} & fields.keys() and (
         body or method in ("POST", "PUT")
@@ -38,8 +38,8 @@ def request(method: str, path: str, headers: Headers | None = None, body: bytes 
 
 
 def exchange(port: int, data: bytes, *methods: str, seconds: float = SECONDS) -> list[Answer]:
-    """Send `data`, which has one request of each method, and read the answers. Return fewer if no
-    more come in time."""
+    """Send `data`, which contains one request for each of the methods, and read the answers. Return
+    fewer answers if the others do not arrive in time."""
     answers: list[Answer] = []
     with (
         contextlib.suppress(ConnectionError, TimeoutError),
@@ -60,7 +60,8 @@ def _connected(port: int, seconds: float) -> socket.socket:
 def send(
     port: int, method: str, path: str, headers: Headers | None = None, body: bytes = b""
 ) -> Answer:
-    """Send one request on its own connection. Return status 0 if the server hangs up."""
+    """Send one request on its own connection. Return the status 0 if the server closes the
+    connection without an answer."""
     answers = exchange(port, request(method, path, headers, body), method)
     return answers[0] if answers else Answer(0)
 

@@ -1,4 +1,4 @@
-"""An AWS account for each test."""
+"""Provides a simulated AWS account for each test."""
 
 from collections.abc import Iterator
 

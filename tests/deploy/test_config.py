@@ -1,4 +1,4 @@
-"""--config FILE: parts of AWS's requests by operation."""
+"""Tests --config FILE, which contains parts of AWS's requests, keyed by operation."""
 
 import json
 from pathlib import Path
@@ -49,7 +49,7 @@ def test_roll_an_update_and_keep_what_it_does_not_name(aws: Account) -> None:
     assert aws.deploy("update", "--image", IMAGE + "1", "--config", file) == 0
     (request,) = [parameters for _, name, parameters in aws.calls if name == "UpdateEndpoint"]
     assert request["DeploymentConfig"]["RollingUpdatePolicy"]["WaitIntervalInSeconds"] == 300
-    assert aws.deploy("update", "--env", "MINE=1") == 0  # without the file
+    assert aws.deploy("update", "--env", "MINE=1") == 0  # without --config
     config, model = aws.described()
     assert config["DataCaptureConfig"]["DestinationS3Uri"] == "s3://BUCKET/captured/"
     tags = aws.client("sagemaker").list_tags(ResourceArn=model["ModelArn"])["Tags"]
@@ -61,7 +61,7 @@ def test_roll_an_update_and_keep_what_it_does_not_name(aws: Account) -> None:
 def test_make_instance_pools_that_botocore_accepts(
     aws: Account, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """moto does not know them."""
+    """moto does not support instance pools."""
     assert aws.deploy(*CREATE, "--config", str(EXAMPLES / "instance-pools.yaml"), "--dry-run") == 0
     _, (_, _, config), _ = printed(capsys.readouterr().out)
     assert [pool["Priority"] for pool in config["ProductionVariants"][0]["InstancePools"]] == [1, 2]
@@ -115,7 +115,7 @@ def test_refuse_a_file_that_is_not_a_configuration(aws: Account, tmp_path: Path,
 
 
 def exit_code(aws: Account, *words: str) -> int | str | None:
-    """Return the exit code, also where argparse ends the program."""
+    """Return the exit code, even if argparse ends the program."""
     try:
         return aws.deploy(*words)
     except SystemExit as end:

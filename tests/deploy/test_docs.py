@@ -1,5 +1,5 @@
-"""docs/deploy.md and the policies in docs/: the commands run as dry runs, and IAM allows what the
-code calls."""
+"""Tests docs/deploy.md and the policies in docs/: its commands run as dry runs, and the policies
+allow the calls that the code makes."""
 
 import argparse
 import json
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.unit
 
 DOCS = ROOT / "docs"
 POLICY = json.loads((DOCS / "deploy-policy.json").read_text())
-# What AWS asks for besides the calls themselves; docs/deploy.md says what each is for.
+# permissions that AWS requires in addition to the calls themselves; docs/deploy.md explains each
 IMPLIED = {
     *("sagemaker:AddTags", "sagemaker:UpdateEndpointWeightsAndCapacities"),
     *("cloudwatch:DeleteAlarms", "cloudwatch:DescribeAlarms", "cloudwatch:PutMetricAlarm"),
@@ -86,7 +86,8 @@ def test_validate_the_policies_with_iam(aws: Account, name: str) -> None:
 
 
 def test_restrict_the_execution_role_to_one_account(aws: Account) -> None:
-    """Otherwise another account's SageMaker could assume it (AWS: the confused deputy problem)."""
+    """Otherwise SageMaker could assume the role for another account (AWS calls this the confused
+    deputy problem)."""
     text = (DOCS / "execution-role-trust.json").read_text()
     aws.client("iam").create_role(
         RoleName="another", AssumeRolePolicyDocument=text.replace("ACCOUNT", "123456789012")

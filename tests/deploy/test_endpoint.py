@@ -1,4 +1,4 @@
-"""create, update, autoscale, status and delete against moto."""
+"""Tests the commands create, update, autoscale, status and delete against moto."""
 
 import re
 
@@ -53,7 +53,7 @@ def test_write_nothing_if_nothing_changes(aws: Account) -> None:
 
 def test_repeat_a_command_that_failed_half_way(aws: Account) -> None:
     before = aws.inventory()
-    # refused by AWS after the model was made
+    # AWS refuses this instance type after the model has been created
     assert aws.deploy(*CREATE, "--instance-type", "ml.m5.tiny") == 1
     assert len(aws.inventory()["models"]) == 1
     assert aws.deploy(*CREATE) == 0
@@ -204,7 +204,7 @@ def test_print_the_status_without_secrets(aws: Account, capsys: pytest.CaptureFi
 
 def test_ask_before_deleting(aws: Account) -> None:
     assert aws.deploy(*CREATE) == 0
-    assert aws.deploy("delete") == 2  # standard input is not a terminal
+    assert aws.deploy("delete") == 2  # it cannot ask, because standard input is not a terminal
     assert NAME in aws.inventory()["endpoints"]
 
 
@@ -226,7 +226,7 @@ def test_print_the_calls_in_a_dry_run(
     capsys.readouterr()
     assert aws.deploy(*words, "--dry-run") == 0
     assert aws.writes() == []
-    assert aws.calls  # it reads
+    assert aws.calls  # it makes only calls that read
     out, err = capsys.readouterr()
     promised = printed(out)
     assert "hush" not in out

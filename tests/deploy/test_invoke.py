@@ -1,4 +1,4 @@
-"""invoke against the simulator's runtime API, with the real container behind it."""
+"""Tests the command invoke against the simulator's runtime API, with a real server behind it."""
 
 import json
 from collections.abc import Iterator
@@ -29,7 +29,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture(autouse=True)
 def without_aws(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Remove credentials and region, as on a machine that has only the simulator."""
+    """Remove AWS credentials and the region, as on a machine that has only the simulator."""
     for name in (
         "AWS_ACCESS_KEY_ID",
         "AWS_SECRET_ACCESS_KEY",

@@ -1,5 +1,5 @@
-"""push against moto's ECR, with stand-ins for the engines: programs that write down how they were
-called."""
+"""Tests the command push against moto's ECR. Stand-ins replace the container engines and record how
+they were called."""
 
 import base64
 from pathlib import Path
@@ -23,7 +23,7 @@ esac
 
 @pytest.fixture
 def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Path:
-    """Make the engine of the parameter the only one on PATH; return the file of its calls."""
+    """Make the parametrized engine the only one on PATH. Return the file that records its calls."""
     folder = tmp_path / "bin"
     folder.mkdir()
     (folder / "sh").symlink_to("/bin/sh")

@@ -1,5 +1,5 @@
-"""The README and docs/ are true: settings, errors and routes are complete; commands do what the
-pages show."""
+"""Tests that the README and docs/ are correct: they list all settings, errors and routes, and their
+commands do what the pages show."""
 
 import re
 import shlex
@@ -20,7 +20,7 @@ from tests.support.readme import EXECUTED_BY, NEEDS, README, Block, blocks, comm
 pytestmark = pytest.mark.unit
 
 TEXT = (ROOT / README).read_text()
-# and the guides
+# the README, docs/ and the guides
 PAGES = [README, *(str(page.relative_to(ROOT)) for page in sorted((ROOT / "docs").glob("*.md")))]
 SHELL = [(page, block) for page in PAGES for block in shell(page)]
 
@@ -30,8 +30,8 @@ def test_print_the_page_of_settings() -> None:
 
 
 def image_settings() -> str:
-    """Return the table of settings in docs/clients.md. A setting that clients share is one row; it
-    names no client if all but `object_detection` have it."""
+    """Return the rows of the table of settings in docs/clients.md. Clients that share a setting
+    share a row, which names no client if all of them but `object_detection` have it."""
     modules = {name: import_module(f"clients.{name}") for name in client_names()}
     clients = {
         name: module.Client
@@ -112,7 +112,8 @@ def test_name_only_tests_that_exist() -> None:
 
 
 def test_show_only_lines_of_the_log_that_the_code_writes() -> None:
-    """The parts between what varies in a line are in the code. The platform's lines are marked."""
+    """The constant parts of each line are in the code, except for lines that are marked as the
+    platform's."""
     page = (ROOT / "docs/troubleshooting.md").read_text()
     table = page.partition("## In CloudWatch")[2].partition("\n## ")[0]
     lines = re.findall(r"^\| `([^`]+)` \|", table, re.MULTILINE)

@@ -1,8 +1,7 @@
-"""Each page's and guide's commands run, in order, in a fresh checkout, and print what it shows.
-
-The platform is the simulator. Commands that need AWS run with --dry-run; those that need a GPU are
-only parsed. In place of a model that a reader builds from files of hers, there is a small one.
-"""
+"""Tests that the commands of each page and guide run in order in a fresh checkout, and print what
+the page shows. The simulator replaces the platform. Commands that need AWS run with --dry-run, and
+commands that need a GPU are only parsed. A small model replaces the models that readers build from
+their own files."""
 
 import shlex
 from collections.abc import Iterator
@@ -17,7 +16,7 @@ from tests.support.account import account
 from tests.support.harness import PATIENCE
 from tests.support.readme import AWS, FILES, GPU, Block, Reader, blocks, fresh_checkout
 
-# the first test of a guide follows all of it
+# the first test of a guide runs the whole guide
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(10 * PATIENCE)]
 
 GUIDES = {
@@ -42,14 +41,14 @@ def reader(guide: list[Block], tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 
 def commands(guide: list[Block], marker: str, program: str) -> list[list[str]]:
-    """Return the arguments of each call of `python -m PROGRAM` below that marker."""
+    """Return the arguments of each call of `python -m PROGRAM` in the block below that marker."""
     lines = chain.from_iterable(
         block.commands for block in guide if block.runs and block.marker == marker
     )
     return [words[3:] for line in lines if (words := shlex.split(line))[1:3] == ["-m", program]]
 
 
-def test_get_from_a_guide_s_commands_what_it_shows(reader: Reader) -> None:
+def test_print_what_a_guide_shows_for_its_commands(reader: Reader) -> None:
     reader.follow(reader.blocks[-1])
     assert reader.read == len(reader.blocks)
 
@@ -60,14 +59,14 @@ def test_parse_the_guide_s_command_lines_with_deploy(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    reader.follow(reader.blocks[-1])  # for the files that they name
+    reader.follow(reader.blocks[-1])  # this creates the files that the command lines name
     monkeypatch.chdir(reader.checkout)
     with account() as aws:
         for words in commands(guide, AWS, "deploy"):
             assert aws.deploy(*words, "--dry-run") == 0, f"{words}\n{capsys.readouterr().err}"
 
 
-def test_say_what_is_missing_for_commands_that_need_a_gpu(
+def test_report_in_one_line_why_a_gpu_command_cannot_run(
     guide: list[Block],
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -102,7 +101,7 @@ def readers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Read
     TO_FOLLOW,
     ids=[f"{page}: {block.commands[0][:60]}" for page, block in TO_FOLLOW],
 )
-def test_get_from_a_page_s_commands_what_it_shows(
+def test_print_what_a_page_shows_for_its_commands(
     readers: dict[str, Reader], page: str, block: Block
 ) -> None:
     readers[page].follow(block)

@@ -1,5 +1,5 @@
-"""docs/architecture.md names the files that a request enters: compare them with a profiler's
-record."""
+"""Tests that the files that docs/architecture.md lists for a request are those that a profiler
+records."""
 
 import json
 import re
@@ -14,7 +14,7 @@ from tests.model_lifecycle.test_multimodel import Container, make_model
 from tests.support.harness import ROOT, Server, make_identity, tensor, wait_until
 
 pytestmark = pytest.mark.stack
-WARM = 50  # calls before the one that is recorded
+WARM = 50  # number of calls before the one that is recorded
 ROW = re.compile(r"^\| [^|]* \| (?P<only>[^|]*?) ?\| (?P<files>`[^|]*`) \|$", re.MULTILINE)
 
 
@@ -32,7 +32,7 @@ def start(folder: Path, repository: Path, **variables: str) -> Server:
 
 
 def entered(folder: Path, call: Callable[[], requests.Response]) -> set[str]:
-    """Return the files that the thread answering a warm call enters, and nginx.conf."""
+    """Return the files that the thread that answers a warm call enters, and nginx.conf."""
 
     def recorded() -> set[str]:
         documents = [json.loads(file.read_text()) for file in folder.glob("*.json")]

@@ -1,5 +1,5 @@
-"""The models that hostile requests are sent to: a small one of the repository, and networks that
-take no time, so that what is measured is the front."""
+"""Makes the models for hostile requests: a small one of the repository, and networks that take
+almost no time, so that the measurements show the cost of the front."""
 
 import json
 import shutil
@@ -18,8 +18,8 @@ from tests.support.harness import ONE_INSTANCE, ROOT, link_model, make_sleeper, 
 
 BERT = ROOT / "model_repository/bert"
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
-BOXES = 25_200  # of YOLOv5 at 640 x 640 pixels
-# The task of each model, and the width of its last dimension.
+BOXES = 25_200  # number of boxes of YOLOv5 at 640 × 640 pixels
+# the task of each model, and the size of its last dimension
 TEXTS = {
     "ranking": ("text-ranking", 1),
     "entities": ("token-classification", 3),
@@ -47,12 +47,12 @@ def make_models(repository: Path) -> None:
     make_echo(repository, "texts", "STRING")
     make_text_models(repository, TEXTS)
     make_detector(repository / "boxes")
-    make_sleeper(repository, "json")  # a client that takes any JSON value
+    make_sleeper(repository, "json")  # it has a client that accepts any JSON value
     make_table(repository / "table")
 
 
 def make_text_models(repository: Path, names: Iterable[str]) -> None:
-    """Make some of TEXTS, each with an example."""
+    """Make the named models of TEXTS, each with an example."""
     for name in names:
         make_text_model(repository / name, *TEXTS[name])
         example = json.dumps(EXAMPLES.get(name, {"text": "a dog"}))
@@ -60,8 +60,8 @@ def make_text_models(repository: Path, names: Iterable[str]) -> None:
 
 
 def make_text_model(folder: Path, task: str, width: int) -> None:
-    """Make a network whose scores are its token ids times some weights, with the tokenizer of the
-    built-in `bert`. A compact one has scores for the masks alone."""
+    """Make a network whose scores are its token ids multiplied by weights, with the tokenizer of
+    the bundled `bert`. A compact network has scores for the masks only."""
     names = [*INPUTS, POSITIONS] if folder.name.startswith("compact") else INPUTS
     ids = POSITIONS if POSITIONS in names else INPUTS[0]
     scores, mean, sizes, shape = "logits", "", [-1, width], f"batch, length, {width}"
@@ -88,7 +88,7 @@ def make_text_model(folder: Path, task: str, width: int) -> None:
 
 
 def make_detector(folder: Path) -> None:
-    """Make a detector that finds the same boxes in every image, at all scores."""
+    """Make a detector that finds the same boxes in every image, with all possible scores."""
     random = np.random.default_rng(0)
     table = np.zeros((1, BOXES, 7), np.float32)
     table[..., :2] = random.uniform(0, 64, (1, BOXES, 2))
@@ -109,7 +109,7 @@ def make_detector(folder: Path) -> None:
 
 
 def make_table(folder: Path) -> None:
-    """Make a table of 100 columns, whose predictions are its rows."""
+    """Make a tabular model of 100 columns whose predictions are its rows."""
     save(folder, "table (float[batch, 100] x) => (float[batch, 100] y) { y = Identity (x) }")
     tensors = (
         'input { name: "x" data_type: TYPE_FP32 dims: [100] }\n'
@@ -119,7 +119,7 @@ def make_table(folder: Path) -> None:
 
 
 def save(folder: Path, graph: str, **constants: NDArray[Any]) -> None:
-    """Save a network whose graph names these constants."""
+    """Save a network whose graph uses these constants."""
     model = parsed(graph)
     for name, array in constants.items():
         model.graph.initializer.append(numpy_helper.from_array(array, name))

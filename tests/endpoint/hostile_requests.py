@@ -1,9 +1,7 @@
-"""The table of hostile requests: small or ordinary requests that would take memory or processor
-time out of proportion, each with the status that it gets and what it may cost.
-
-A new one is a row here, and a hostile image file one in tests/support/hostile_images.py. Nothing
-else in tests/ sends hostile requests.
-"""
+"""Lists hostile requests: small or ordinary requests that could take a disproportionate amount of
+memory or processor time. Each has the status that it gets and the maximum cost that it may have. A
+new hostile request is a row here, and a new hostile image file is a row in
+tests/support/hostile_images.py. Nothing else in tests/ sends hostile requests."""
 
 import gzip
 import json
@@ -24,12 +22,14 @@ from tests.bodies.echo import LARGEST, ONE, many, npy_file, tensor
 from tests.support.harness import encoded, npy
 from tests.support.hostile_images import REFUSED, png
 
-# Rows that may get 504 are sent with this time limit, of which the front may use an eighth.
+# Rows that may get 504 are sent to a server with this time limit. The front may use an eighth of
+# it.
 DEADLINE = 10
-PROCESSOR_SECONDS = 4.0  # of the front for a row, the model's own run apart
-PATIENT_SECONDS = 10.0  # the same for most rows of ROOM, which have the default time limit
-MEGABYTES = 1_500  # of the front for a row, above what it takes when it is idle
-# of a body of 25 MB: the numbers of a JSON text take 13 times its length
+# maximum processor time of the front for a row, not counting the model's own run
+PROCESSOR_SECONDS = 4.0
+PATIENT_SECONDS = 10.0  # the same for most rows of ROOM, which are sent with the default time limit
+MEGABYTES = 1_500  # maximum memory of the front for a row, above its idle memory
+# for a body of 25 MB, because JSON numbers take 13 times the length of their text
 MEGABYTES_OF_A_BODY = 450
 PART = b'--x\r\nContent-Disposition: form-data; name="a"\r\n\r\nb\r\n'
 FORM = "application/x-www-form-urlencoded"
@@ -37,14 +37,14 @@ FORM = "application/x-www-form-urlencoded"
 
 @dataclass(frozen=True)
 class Hostile:
-    """A request, made by `body`, that `callers` send at once, and the statuses that it may
-    get."""
+    """A request that `callers` send at once, and the statuses that it may get. `body` creates its
+    body."""
 
     model: str
     body: Callable[[], bytes]
     statuses: tuple[int, ...]
     kind: str = JSON_TYPE
-    parameters: dict[str, Any] = field(default_factory=dict)  # of the query
+    parameters: dict[str, Any] = field(default_factory=dict)  # parameters of the query string
     headers: dict[str, str] = field(default_factory=dict)
     is_packed: bool = True
     callers: int = 1
@@ -54,7 +54,7 @@ class Hostile:
     path: str = "/invocations"
 
     def sent(self, url: str, timeout: float) -> Callable[[], requests.Response]:
-        """Return a function that sends the request, whose body is made only once."""
+        """Return a function that sends the request. The body is created only once."""
         data = gzip.compress(self.body()) if self.is_packed else self.body()
         headers = {"Content-Type": self.kind, **self.headers}
         headers |= {"Content-Encoding": "gzip"} if self.is_packed else {}
@@ -86,7 +86,7 @@ def names(count: int, name: str = "a") -> str:
 
 
 def deep(zeros: int) -> bytes:
-    """31 lists in each other, beside many numbers."""
+    """Return 31 nested lists, followed by many numbers."""
     return b'{"x":[%b,%b0]}' % (b"[" * 31 + b"0" + b"]" * 31, b"0," * zeros)
 
 
@@ -101,47 +101,47 @@ def pictures(count: int, **parameters: Any) -> Callable[[], bytes]:
 
 SLOW = (200, 400, 413, 504)
 
-# The rows say in comments what they took before they were bounded: processor seconds of the front.
+# The comments say how many seconds of processor time a row took in the front before it was limited.
 TIME: dict[str, Hostile] = {
-    # 28
+    # 28 s
     "a ranking of a long query": Hostile("ranking", ranking(4_000, 1_000, 20_000), SLOW),
-    # 20
+    # 20 s
     "a ranking of long documents": Hostile("ranking", ranking(100, 1_000, 25_000), SLOW),
-    # 35
+    # 35 s
     "a ranking of two long texts": Hostile("ranking", ranking(51_200, 80, 51_200), SLOW),
-    # 33
+    # 33 s
     "texts of hash signs": Hostile("opinions", repeated("#" * 51_200, 480), SLOW),
-    # 28
+    # 28 s
     "entities of hash signs": Hostile(
         "entities", repeated("#" * 100_000, 240, stride=1, aggregation_strategy="average"), SLOW
     ),
-    # 17
+    # 17 s
     "a million lines": Hostile("resnet", lambda: b"1\n" * 1_000_000, SLOW, JSON_LINES),
-    # 3
+    # 3 s
     "300,000 lines of objects": Hostile("numbers", lambda: b"{}\n" * 300_000, SLOW, JSON_LINES),
-    # 15
+    # 15 s
     "lists in lists beside numbers": Hostile(
         "", lambda: deep(12_000_000), SLOW, path="/v2/models/numbers/generate"
     ),
-    # 26
+    # 26 s
     "every box of a detector": Hostile(
         "boxes", pictures(64, confidence=0, iou=1, max_detections=30_000), (400,)
     ),
-    # 19
+    # 19 s
     "the most boxes of a detector": Hostile(
         "boxes", pictures(64, confidence=0, iou=1, max_detections=1_000), SLOW
     ),
-    # 15
+    # 15 s
     "the most boxes that overlap": Hostile(
         "boxes", pictures(64, confidence=0, iou=0.5, max_detections=1_000), SLOW
     ),
-    # 13
+    # 13 s
     "classes of 24 MB": Hostile("boxes", pictures(1, classes=names(12_000_000, "0")), (400,)),
-    # 8
+    # 8 s
     "labels to ignore of 24 MB": Hostile(
         "entities", repeated("a dog", 32, ignore_labels=names(12_000_000)), (400,)
     ),
-    # 11
+    # 11 s
     "answers of many windows": Hostile(
         "answers",
         repeated(
@@ -149,7 +149,7 @@ TIME: dict[str, Hostile] = {
         ),
         SLOW,
     ),
-    # 9
+    # 9 s
     "answers of the most windows": Hostile(
         "answers",
         repeated(
@@ -161,11 +161,11 @@ TIME: dict[str, Hostile] = {
         ),
         SLOW,
     ),
-    # 7
+    # 7 s
     "tokens for many masks": Hostile(
         "compact_masks", repeated(text("[MASK] ", 7 * 32) + text("a ", 800), 64, top_k=62), SLOW
     ),
-    # 10
+    # 10 s
     "labels of long texts": Hostile(
         "zero_shot",
         repeated(
@@ -174,12 +174,12 @@ TIME: dict[str, Hostile] = {
         ),
         SLOW,
     ),
-    # 5, and /ping was 504 meanwhile
+    # 5 s, and /ping returned 504 meanwhile
     "metrics": Hostile(
         "", lambda: b"", (200, 503), method="GET", path="/metrics", is_packed=False, callers=400
     ),
-    # 6; a neighbour's small picture waited for 54 s, which made most of them 504; each
-    # takes 0.6 s
+    # 6 s; the small picture of another caller waited for 54 s, so most of its calls got 504; each
+    # of these pictures takes 0.6 s
     "forty pictures of 89 million pixels": Hostile(
         "resnet",
         lambda: png(0, 1180, depth=1, side=9433),
@@ -199,7 +199,7 @@ def numbered(count: int) -> bytes:
 def refused(
     model: str, body: Callable[[], bytes], kind: str = JSON_TYPE, encoding: str = ""
 ) -> Hostile:
-    """Return the row of a body that would become large, and is refused."""
+    """Return the row for a body that would become large, and is refused."""
     return Hostile(
         model,
         body,
@@ -272,7 +272,8 @@ BODIES: dict[str, Hostile] = {
 }
 LINES = {
     "lines of objects for tensors": ("numbers", b"{}\n", PROCESSOR_SECONDS),
-    # each line is a call of the model, in which gRPC's threads take as long as the request's own
+    # each line is a call of the model, for which gRPC's threads take as long as the request's own
+    # thread
     "lines of numbers for a client": ("json", b"0\n", 2 * PROCESSOR_SECONDS),
     "empty lines": ("numbers", b"\n", PROCESSOR_SECONDS),
 }
@@ -300,12 +301,12 @@ def floats(count: int) -> bytes:
     return b'{"instances":[[%b0.5]]}' % (b"0.5," * count)
 
 
-# Rows about memory. The comments say what the front took above its idle memory before it was
-# bounded. These rows are sent with the default time limit, so that nothing ends them early. Slow
-# readers, and uploads and streams that are held, are not in this table: they take another kind of
-# caller.
+# Rows about memory. The comments say how much memory the front took above its idle memory before it
+# was limited. These rows are sent with the default time limit, so that nothing ends them early.
+# Slow readers, and uploads and streams that are kept open, are not in this table, because they need
+# another kind of caller.
 ROOM: dict[str, Hostile] = {
-    # 1.7 GB; a neighbour's worst call 8 s
+    # 1.7 GB; another caller's slowest call took 8 s
     "a picture of one column": Hostile(
         "resnet", lambda: png(0, 1, depth=8, side=1, height=89_000_000), (400,), "image/png"
     ),
@@ -317,7 +318,7 @@ ROOM: dict[str, Hostile] = {
     "a picture of one column in 16-bit grey": Hostile(
         "resnet", lambda: png(0, 2, depth=16, side=1, height=89_000_000), (400,), "image/png"
     ),
-    # 3.2 GB, 12 s, once a killed worker
+    # 3.2 GB and 12 s; once a worker was killed
     "a drawing of a long picture": Hostile(
         "boxes",
         lambda: png(0, 500_000, depth=1, side=4_000_000, height=10),
@@ -333,11 +334,11 @@ ROOM: dict[str, Hostile] = {
         "image/png",
         headers={"Accept": "image/png"},
     ),
-    # 2.6 GB for ten of them
+    # 2.6 GB for ten callers
     "floats of JSON from ten callers": Hostile(
         "json", lambda: floats(6_000_000), (400, 413, 503), callers=10, seconds=PATIENT_SECONDS
     ),
-    # 4.0 GB for twenty callers, or 503 for all of them: each line takes a megabyte
+    # 4.0 GB for twenty callers, or 503 for all of them, because each line takes a megabyte
     "lines of many objects": Hostile(
         "vectors",
         lambda: (b"[%b]\n" % many(b"{}", 5_000)) * 640,
@@ -346,7 +347,7 @@ ROOM: dict[str, Hostile] = {
         callers=20,
         seconds=6 * PATIENT_SECONDS,
     ),
-    # 3.4 GB for 8 texts, 4.8 GB for 64; gRPC's threads receive 62 MB for each text
+    # 3.4 GB for 8 texts, 4.8 GB for 64 texts, because gRPC's threads receive 62 MB for each text
     "whole logits of 64 texts": Hostile(
         "masks", repeated("[MASK] " + text("a ", 1_000), 64), SLOW, seconds=2 * PATIENT_SECONDS
     ),
@@ -354,7 +355,7 @@ ROOM: dict[str, Hostile] = {
     "windows that share most of their tokens": Hostile(
         "entities", repeated("#" * 8_000, 32, stride=500), SLOW, seconds=PATIENT_SECONDS
     ),
-    # 4.3 GB: each request that waited for memory kept the images that it had answered
+    # 4.3 GB, because each request that waited for memory kept the images that had been answered
     "images that wait for memory": Hostile(
         "resnet",
         lambda: repeated({"b64": b64encode(png(2, 3 * 1_400, side=1_400)).decode()}, 96)(),
@@ -391,7 +392,7 @@ ROOM: dict[str, Hostile] = {
         "multipart/form-data; boundary=x",
     ),
 }
-# Image files; those that only a lower limit of pixels refuses are answered.
+# Image files. Those that would be refused only by a lower limit of pixels are answered.
 IMAGES = {
     name: Hostile("resnet", make, (200, 400), "image/png", megabytes=MEGABYTES_OF_A_BODY)
     for name, (make, _) in REFUSED.items()
@@ -417,7 +418,7 @@ def frame(columns: int, rows: int) -> bytes:
     return b'{"dataframe_split":{"columns":[%b],"data":[%b]}}' % (names, data)
 
 
-# Rows of other servers' APIs, and of bodies that SDKs send.
+# rows for other servers' APIs, and for bodies that SDKs send
 APIS: dict[str, Hostile] = {
     "token ids of 24 MB": Hostile(
         "vectors",

@@ -1,5 +1,5 @@
-"""What users bring, made small: for each model that docs/models.md builds, the files that its row
-names."""
+"""Makes small versions of what users bring: for each model that docs/models.md builds, the files
+that its row names."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -18,9 +18,9 @@ from tests.build_engines.models import exported, save_classifier, save_constants
 from tests.clients.text_models import save_checkpoint
 from tests.clients.vision_models import images, save_vision
 
-FOLDER = "FOLDER"  # as the page names a checkpoint's
+FOLDER = "FOLDER"  # the page's placeholder for a checkpoint's folder
 NAMES = "{0: 'cat', 1: 'dog'}"
-BOX = [30, 30, 20, 24]  # centre and sides
+BOX = [30, 30, 20, 24]  # centre, width and height
 
 
 def text(folder: Path, task: str, *labels: str, family: str = "bert") -> None:
@@ -43,7 +43,7 @@ def classifier(folder: Path) -> None:
 def checkpoint(folder: Path) -> None:
     release = yolov5_release.random_release(2)
     release.names = ["cat", "dog"]
-    for head in release.model[-1].m:  # so that there are detections
+    for head in release.model[-1].m:  # so that the network detects something
         torch.nn.init.constant_(head.bias, 2)
     yolov5_release.save(release, folder / "best.pt")
 
@@ -65,7 +65,7 @@ def pose(folder: Path) -> None:
 
 
 def columns(box: list[float]) -> Any:
-    """Return a detector's table of 100 boxes, which all equal this one."""
+    """Return a detector's output with 100 copies of this box."""
     return np.tile(np.array(box)[:, None], (1, 100))
 
 
@@ -138,8 +138,8 @@ MAKERS: Mapping[str, Callable[[Path], object]] = {
 
 
 def make(name: str, folder: Path) -> None:
-    """Make the files that the model's row names, and a picture."""
+    """Make a picture, and the files that the model's row names."""
     folder.mkdir()
-    # the same in each run: some noise has no animal
+    # a fixed image, because some images of noise contain no animal
     images()[1].resize((96, 64)).save(folder / "cat.jpg")
     MAKERS[name](folder)

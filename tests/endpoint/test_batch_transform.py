@@ -1,5 +1,5 @@
-"""Batch transform: JSON lines in and out, a wrong line alone, and what /execution-parameters
-says."""
+"""Tests batch transform: JSON lines in and out, errors for single lines, and
+/execution-parameters."""
 
 import json
 import os
@@ -84,8 +84,8 @@ class Client(ModelClient):
 
 
 def make_models(repository: Path) -> None:
-    """Make `scale`, `resnet`, and `summer`, [batch, 2] -> [batch, 2], at most BATCH rows
-    together."""
+    """Make `scale`, `resnet`, and `summer`, [batch, 2] -> [batch, 2], which takes at most BATCH
+    rows at once."""
     config = (
         f'max_batch_size: {BATCH}\ninput {{ name: "rows" data_type: TYPE_FP32 dims: [2] }}\n'
         'output { name: "sums" data_type: TYPE_FP32 dims: [2] }\n'
@@ -117,7 +117,7 @@ def send(
 
 
 def lines(reply: requests.Response) -> list[Any]:
-    """Write one value per line, with an end after every line."""
+    """Write one value per line. Every line ends with a line feed."""
     assert reply.status_code == 200, reply.text
     assert reply.headers["Content-Type"] == LINES
     assert reply.content.endswith(b"\n")
@@ -158,8 +158,8 @@ def test_answer_the_other_lines_beside_wrong_ones(server: Server) -> None:
     wrong = {
         b"{nonsense": "decoding_error",  # not JSON
         b'"a string"': "decoding_error",  # the client refuses it
-        b"[1, 2, 3]": "invalid_request",  # cannot be stacked with the others, and is refused alone
-        b"[-1, 0]": "inference_failed",  # Triton refuses it, and all that came with it
+        b"[1, 2, 3]": "invalid_request",  # cannot be batched with the others, and is refused alone
+        b"[-1, 0]": "inference_failed",  # Triton refuses it, and all lines in the same call
         b'{"instances": []}': "invalid_request",
         b'{"instances": [[1, 1]], "parameters": {"unknown": 1}}': "invalid_request",
         b'{"model_name": "scale", "instances": [[1, 1]]}': "invalid_request",
@@ -293,7 +293,8 @@ def test_answer_an_error_to_a_wrong_request(
 
 
 def test_answer_504_to_lines_that_take_too_long_together(server: Server) -> None:
-    """Each group ends in time, but not all of them together. Our 504 comes before nginx's."""
+    """Each group of lines is answered in time, but all of them together are not. This project's 504
+    comes before nginx's."""
     reply = send(server, [[100.2, 0], *[[0, 0]] * (4 * BATCH - 1)] * 45)
     expect_error(reply, 504, "triton_timeout", "SAGEMAKER_MAX_PAYLOAD_IN_MB")
 

@@ -1,5 +1,5 @@
-"""KServe's output parameter `classification`: our answer is Triton's own, and nothing that kills
-Triton reaches it."""
+"""Tests KServe's output parameter `classification`: the answers are Triton's own, and requests that
+would crash Triton do not reach it."""
 
 import json
 from pathlib import Path

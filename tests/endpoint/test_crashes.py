@@ -1,4 +1,5 @@
-"""A model whose process dies is started again alone, and refused alone when it dies too often."""
+"""Tests that a model whose process dies is reloaded without affecting other models, and is refused
+if it dies too often."""
 
 import contextlib
 import os
@@ -58,7 +59,8 @@ started = module_server(make_scale, make_ends, SERVE_WORKERS="2")
 
 @pytest.fixture(scope="module")
 def running(started: Server) -> Iterator[Server]:
-    """Serve `ends`, `chain` which consists of it, `outer` which consists of that, and `scale`."""
+    """Serve `ends`, the ensemble `chain` that contains it, the ensemble `outer` that contains
+    `chain`, and `scale`."""
     triton = started.pid("tritonserver")
     yield started
     assert started.pid("tritonserver") == triton, "no test restarts tritonserver"
@@ -74,7 +76,7 @@ def serves(server: Server, model: str) -> bool:
 
 
 def stub(server: Server) -> int:
-    """Return the pid of the living process of `ends`, or 0."""
+    """Return the pid of the running process of `ends`, or 0."""
     for each in psutil.Process(server.pid("tritonserver")).children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
             if "/ends/1/" in " ".join(each.cmdline()):
@@ -90,15 +92,15 @@ def crashes(server: Server) -> float:
 
 
 def new_worker(server: Server) -> Registry:
-    """Return the models as a worker sees them that has not answered anything yet."""
+    """Return the models as seen by a worker that has not answered any request yet."""
     settings = replace(Settings(), run_dir=server.run_dir)
     gateway = TritonGateway(f"unix:{settings.triton_grpc}", PATIENCE)
     return Registry(gateway, Table(settings.table_file), settings.deaths_socket)
 
 
 def is_unloaded(server: Server, name: str) -> bool:
-    """Return whether the model is unloaded. Triton never reports that of a model whose process
-    died, only once it was loaded again."""
+    """Return whether the model is unloaded. If the process of a model died, Triton never reports
+    that until the model has been loaded again."""
     return {entry.reason for entry in new_worker(server).index()[name]} == {"unloaded"}
 
 
@@ -123,7 +125,7 @@ def test_answer_each_caller_correctly_after_a_pause(running: Server) -> None:
     paused.suspend()
     with ThreadPoolExecutor(4) as pool:
         replies = [pool.submit(ask, running, "ends", x) for x in range(4)]
-        time.sleep(2.5)  # Triton waits one second for a sign of life
+        time.sleep(2.5)  # longer than Triton waits for a response of the stub (1 s)
         paused.resume()
         answers = [reply.result() for reply in replies]
     answers += [ask(running, "ends", x) for x in range(4, 8)]
@@ -145,10 +147,11 @@ def test_refuse_only_a_model_that_keeps_dying_and_retry_later(running: Server) -
         wait_until(
             lambda: ask(running, "ends", 13).json()["code"] == "model_refused", "it is refused"
         )
-        # It is loaded once more before; callers that ask Triton itself are answered then.
+        # Before the refusal, it is loaded once more, so callers that use Triton directly are
+        # answered.
         wait_until(lambda: not stub(running) and is_unloaded(running, "ends"), "it is unloaded")
         reply = ask(running, "ends")
-        # Whichever worker answers: it may never have been asked for the ensemble while that was
+        # Ask several workers, including ones that never got a request for the ensemble while it was
         # served.
         assert {running.ping() for _ in range(20)} == {200}
         assert {ask(running, "chain").json()["code"] for _ in range(20)} == {"model_refused"}
@@ -169,7 +172,7 @@ def test_refuse_only_a_model_that_keeps_dying_and_retry_later(running: Server) -
 
 
 def end_refusal(server: Server, name: str) -> None:
-    """Let a new manager find that the refusal has expired."""
+    """Start a new manager, which finds that the refusal has expired."""
     table, manager = (
         Table(replace(Settings(), run_dir=server.run_dir).table_file),
         server.pid("manager"),

@@ -1,4 +1,4 @@
-"""Malformed HTTP, and what the edge does if the machine is too small."""
+"""Tests malformed HTTP, and how the server behaves on a machine with too few resources."""
 
 import contextlib
 import json
@@ -44,7 +44,8 @@ def get(path: bytes, *headers: bytes) -> bytes:
 
 
 def answers(server: Server, request: bytes) -> tuple[list[int], bytes]:
-    """Return the statuses of all replies until nginx closes the connection, and the last body."""
+    """Send the request. Return the statuses of all replies until nginx closes the connection, and
+    the last body."""
     with socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE) as connection:
         connection.sendall(request)
         data = connection.makefile("rb").read()
@@ -52,7 +53,7 @@ def answers(server: Server, request: bytes) -> tuple[list[int], bytes]:
     return statuses, data.rpartition(b"\r\n\r\n")[2]
 
 
-# else invalid_request
+# other statuses have the code invalid_request
 CODES = {404: "not_found", 405: "method_not_allowed", 413: "payload_too_large"}
 REFUSED = {
     "no HTTP": (400, b"rubbish\r\n\r\n"),
@@ -184,7 +185,8 @@ def test_escape_a_caller_s_control_characters_in_the_log(server: Server) -> None
 
 def test_log_a_post_that_nginx_answers_as_a_post(server: Server) -> None:
     headers = {"X-Amzn-SageMaker-Inference-Id": "is-a-post"}
-    assert server.post("/ping", data=bytes(5000)).status_code == 413  # not logged
+    # not logged, because its path is /ping
+    assert server.post("/ping", data=bytes(5000)).status_code == 413
     assert server.post("/nowhere", data=bytes(5000), headers=headers).status_code == 404
     wait_until(lambda: "is-a-post" in server.output(), "its line")
     assert (
@@ -210,7 +212,7 @@ def sleeper(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @contextlib.contextmanager
 def small_disk(folder: Path) -> Iterator[Path]:
-    """Mount a file system of 8 MB in memory."""
+    """Mount a file system of 8 MB that is held in memory."""
     folder.mkdir()
     done = subprocess.run(
         ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", folder], capture_output=True, check=False
@@ -238,10 +240,10 @@ def test_answer_small_requests_with_a_full_disk_and_500_to_large_ones(
         server = Server(tmp_path, sleeper, SERVE_RUN_DIR=str(disk / "run"), SERVE_WORKERS="2")
         server.run_dir = disk / "run"
         server.wait_ready()
-        # The second worker may start later. One that starts on a full disk ends with its first
+        # The second worker may start later. A worker that starts on a full disk ends at its first
         # request.
         counts = server.run_dir / "metrics"
-        # Two files of each worker and of gunicorn's master.
+        # two files for each worker and for gunicorn's master
         wait_until(
             lambda: [file.stat().st_size > 0 for file in counts.glob("*.db")] == [True] * 10,
             "two workers for small bodies and two for large ones",
@@ -268,7 +270,7 @@ os.execvp(sys.argv[1], sys.argv[1:])
 
 
 class Limited(Server):
-    """A server whose processes, even root's, may open no more than 256 files."""
+    """Runs a server whose processes, even those of root, may open at most 256 files."""
 
     _drop = (
         ("setpriv", "--inh-caps=-sys_resource", "--bounding-set=-sys_resource")

@@ -1,5 +1,6 @@
-"""Bodies at the edge of what a model takes, and calls whose time is over, over real HTTP: each
-mistake is answered by an error that says why. Hostile requests are in hostile_requests.py."""
+"""Tests bodies at the limits of what a model accepts, and calls whose deadline has passed, over
+real HTTP: each mistake is answered with an error that explains it. hostile_requests.py has hostile
+requests."""
 
 import json
 from collections.abc import Iterator
@@ -41,8 +42,8 @@ QUEUED = (
 
 def make_models(repository: Path) -> None:
     """Make `numbers` and `texts`, which return their input; `chain`, without a batch dimension,
-    whose only part is `numbers`; `queued` and `narrow`, sleepers with a dynamic batcher. The queue
-    of `narrow` holds one request."""
+    which calls only `numbers`; and `queued` and `narrow`, which sleep and have a dynamic batcher.
+    The queue of `narrow` has room for one request."""
     make_scale(repository)
     make_sleeper(repository)
     make_echo(repository, "numbers", "FP32")
@@ -90,7 +91,8 @@ def send(
 
 
 def expect(reply: requests.Response, *statuses: int) -> str:
-    """Return the text of an error that says what was wrong with the request."""
+    """Assert that the reply is an error that says what was wrong with the request. Return its
+    text."""
     assert reply.status_code in statuses, reply.text[:500]
     document = reply.json()
     assert set(document) == {"error", "code", "request_id"}
@@ -160,8 +162,8 @@ def sleep(server: Server, *seconds: float, model: str = "queued") -> requests.Re
 
 
 def executions(server: Server) -> int:
-    """Return how often Triton has executed `queued`, once neither a worker nor Triton has anything
-    left to do."""
+    """Wait until neither a worker nor Triton has anything left to do. Return how often Triton has
+    executed `queued`."""
     wait_until(lambda: server.in_work() == 0, "no request is in work")
     wait_until(
         lambda: sleep(server, 0).status_code == 200, "Triton answers after all that it still had"

@@ -1,4 +1,4 @@
-"""The ensemble in examples/, against its parts called one by one, and packed as an archive."""
+"""Tests the ensemble in examples/ against the models that it calls, and packed as an archive."""
 
 import io
 import shutil
@@ -24,7 +24,8 @@ PHOTO = (ROOT / "model_repository/efficientnet/example.jpg").read_bytes()
 
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a copy of the example beside its classifier, as docs/backends.md makes it."""
+    """Return a repository with a copy of the example and its classifier, as docs/backends.md
+    describes."""
     folder = tmp_path_factory.mktemp("models") / "repository"
     classifier = ROOT / "model_repository/efficientnet"
     shutil.copytree(ROOT / "examples/ensemble", folder)
@@ -66,7 +67,8 @@ def test_get_the_same_from_an_ensemble_and_its_parts(
     whole = infer(triton, "image_classes", {"INPUT": images})["OUTPUT"]
     pixels = infer(triton, "image_classes_decoder", {"DALI_INPUT_0": images})["DALI_OUTPUT_0"]
     assert (pixels.shape, pixels.dtype.name) == ((4, 3, 224, 224), "uint8")
-    opened = [to_rgb(Image.open(io.BytesIO(file))) for file in files]  # transparent parts are white
+    # transparent parts become white
+    opened = [to_rgb(Image.open(io.BytesIO(file))) for file in files]
     resized = [page.resize((224, 224), Image.Resampling.BILINEAR) for page in opened]
     np.testing.assert_array_equal(
         pixels, [np.asarray(image).transpose(2, 0, 1) for image in resized]

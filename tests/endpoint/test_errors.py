@@ -1,4 +1,5 @@
-"""Errors of callers over real HTTP: the one shape, the status, the code and the names that help."""
+"""Tests the errors for callers' mistakes over real HTTP: their form, their status, their code and
+the names in their text."""
 
 import json
 import re

@@ -1,5 +1,5 @@
-"""A client that openapi-python-client generates from /openapi.json gets the answers of plain
-calls."""
+"""Tests that a client generated from /openapi.json by openapi-python-client gets the same answers
+as plain calls."""
 
 import base64
 import json
@@ -31,7 +31,7 @@ def models(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     folder = tmp_path_factory.mktemp("generated")
     document = server.get("/openapi.json").json()
     bodies = document["paths"]["/invocations"]["post"]["requestBody"]["content"]
-    # The generator only knows JSON and bytes. It is told to treat the other media types as bytes.
+    # The generator supports only JSON and bytes, so the other media types are declared as bytes.
     as_bytes = dict.fromkeys(bodies.keys() - {JSON_TYPE}, "application/octet-stream")
     config = {"content_type_overrides": as_bytes, "http_timeout": int(PATIENCE), "post_hooks": []}
     (folder / "config.json").write_text(json.dumps(config))
@@ -115,7 +115,7 @@ def test_generate_and_stream(server: Server, models: Any) -> None:
     assert json.loads(events.removeprefix("data: ")) == plain
 
 
-def test_read_what_is_served(server: Server, models: Any) -> None:
+def test_read_the_models_and_their_versions(server: Server, models: Any) -> None:
     listed = call(server, "models.get_models").to_dict()
     assert listed == server.get("/models").json()
     assert call(server, "models.get_openapi_json").to_dict() == server.get("/openapi.json").json()

@@ -1,5 +1,5 @@
-"""Callers leave before Triton has answered. The shared memory of their inputs is used again only
-after that."""
+"""Tests callers that disconnect before Triton has answered. The shared memory of their inputs must
+not be reused before Triton's answer."""
 
 import contextlib
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ from tests.support.harness import (
 
 pytestmark = pytest.mark.stack
 
-NUMBERS = 2**19  # of an input: 2 MB
+NUMBERS = 2**19  # numbers in an input: 2 MB
 BLOCKS = -1.0
 SESSION = "X-Amzn-SageMaker-Session-Id"
 CONFIG = """max_batch_size: 1
@@ -102,7 +102,7 @@ def make_models(repository: Path) -> None:
     )
 
 
-server = module_server(  # open sequences hold Triton at a stop
+server = module_server(  # open sequences delay the stop of Triton
     make_models, SERVE_WORKERS="1", SERVE_REQUEST_TIMEOUT="3", SERVE_STOP_TIMEOUT="2"
 )
 
@@ -122,7 +122,7 @@ def total(reply: requests.Response) -> float:
 
 @contextlib.contextmanager
 def busy(server: Server, model: str) -> Iterator[None]:
-    """Keep the model's only instance busy."""
+    """Keep the model's only instance busy in this context."""
     folder = server.run_dir.parent
     (folder / "gate").unlink(missing_ok=True)
     with ThreadPoolExecutor(1) as pool:
@@ -186,7 +186,7 @@ def test_free_waiting_regions_with_a_new_tritonserver(server: Server) -> None:
         waiting = set(regions(server))
         server.replace("tritonserver")
         server.wait_ready()
-    for _ in range(2):  # the first of them find out that tritonserver is a new one
+    for _ in range(2):  # the first calls notice that there is a new tritonserver
         assert [total(reply) for reply in totals(server, "total", 8)] == [*range(8)]
     fresh = set(regions(server))
     assert fresh

@@ -1,9 +1,7 @@
-"""Each row of the table of hostile requests costs no more than it says, and other callers are
-answered meanwhile. All rows at once end no process and take bounded memory.
-
-Rows that are bounded by time go to a server with a short time limit. The front may use a share of
-it, so such a row shows within seconds that it is bounded.
-"""
+"""Tests that each row of the table of hostile requests costs no more than its limits, and that
+other callers are answered meanwhile. All rows at once must not end a process, and their memory must
+stay below a limit. Rows that are limited by time are sent to a server with a short time limit. The
+front may use a share of it, so such a row shows within seconds that it is limited."""
 
 import json
 import socket
@@ -39,14 +37,14 @@ from tests.support.harness import PATIENCE, Server, encoded, module_server, tens
 
 pytestmark = pytest.mark.stack
 
-REPLY_SECONDS = 60 + 2  # the deadline by default, and two seconds more
+REPLY_SECONDS = 60 + 2  # the default deadline and two seconds more
 HURRIED_REPLY_SECONDS = DEADLINE + 20  # a busy machine may notice the deadline late
 RAW = f"{BINARY_TYPE};json-header-size=0"
-CROWD = 32  # callers that send all rows
-CROWD_MEGABYTES = 3_000  # of all processes, above what they take when they are idle
+CROWD = 32  # number of callers that send all rows
+CROWD_MEGABYTES = 3_000  # maximum memory of all processes, above their idle memory
 SMALL = encoded(Image.new("RGB", (32, 32)))
 
-# what requests may take on a machine of 8 GB
+# the share of this machine's memory that requests may take on a machine of 8 GB
 SHARE = 2**30 / memory_limit()
 
 server = module_server(make_models, SERVE_REQUEST_MEMORY_SHARE=str(SHARE))
@@ -61,12 +59,11 @@ def memory_of(processes: Iterable[psutil.Process]) -> int:
 
 @dataclass
 class Front:
-    """gunicorn and its workers, or the processes of these `names`, and what they take during a
-    row."""
+    """Measures gunicorn and its workers, or the processes of these `names`, during a row."""
 
     server: Server
     names: tuple[str, ...] = ("gunicorn",)
-    statuses: list[int] = field(default_factory=list)  # of a neighbour's calls
+    statuses: list[int] = field(default_factory=list)  # statuses of another caller's calls
     pings: list[int] = field(default_factory=list)
     peak: int = 0  # bytes of memory
 
@@ -75,7 +72,7 @@ class Front:
         for name in self.names:
             first = psutil.Process(self.server.pid(name))
             found += [first, *first.children(recursive=True)]
-        # nginx's cache loader ends a minute after the start
+        # nginx's cache loader ends a minute after the start, so it is left out
         return [process for process in found if "cache loader" not in " ".join(process.cmdline())]
 
     def pids(self) -> list[int]:
@@ -96,9 +93,9 @@ class Front:
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """In the context note the most memory, and what a neighbour gets."""
+        """Record in this context the peak memory, and the statuses that another caller gets."""
         over = threading.Event()
-        processes = self.processes()  # takes 10 ms, and none of them may end
+        processes = self.processes()  # this call takes 10 ms, and the processes do not change
 
         def look() -> None:
             while not over.wait(0.05):
@@ -133,7 +130,7 @@ def hurried_idle(hurried: Server) -> int:
 
 
 def idle_memory(server: Server) -> int:
-    """Return the memory of the front after its first requests."""
+    """Return the memory that the front takes after its first requests."""
     front = Front(server)
     assert [front.call() for _ in range(20)] == [200] * 20
     return front.memory()
@@ -171,7 +168,7 @@ def test_survive_all_hostile_requests_at_once(hurried: Server, hurried_idle: int
     assert right_answers(hurried) == expected
 
 
-# the rows that a time limit may end, and that take little memory
+# the rows that may end at the time limit and take little memory
 HURRIED = [name for name, row in ROWS.items() if 504 in row.statuses and name not in ROOM]
 
 
@@ -186,8 +183,8 @@ def test_bound_the_memory_of_a_hostile_request(server: Server, idle: int, name: 
 
 
 def assert_bounded(server: Server, idle: int, row: Hostile, seconds: float) -> None:
-    """Send the row. Assert that it is answered within these seconds, costs no more than it says,
-    and delays no other caller."""
+    """Send the row. Assert that it is answered within these seconds, costs no more than its limits,
+    and does not delay other callers."""
     front = Front(server)
     send = row.sent(server.url, PATIENCE)
     pids = [server.pid("tritonserver"), *front.pids()]
@@ -201,11 +198,12 @@ def assert_bounded(server: Server, idle: int, row: Hostile, seconds: float) -> N
         check(row, reply)
         assert reply.elapsed.total_seconds() <= seconds
     assert set(front.statuses) == {200}
-    # nginx gives /ping 2 s, which a busy machine may exceed now and then
+    # nginx waits 2 s for /ping, which a busy machine may exceed occasionally
     assert set(front.pings) <= {200, 504}
     assert front.pings.count(200) >= len(front.pings) // 2
     assert front.processor() - before <= row.seconds
-    # a worker keeps parts of what it freed, and the clients of the models that it was called for
+    # a worker keeps some of the memory that it freed, and the clients of the models that it was
+    # called for
     assert front.peak - kept <= row.megabytes * 2**20
     assert front.peak - idle <= MEGABYTES * 2**20
     assert pids == [server.pid("tritonserver"), *front.pids()]
@@ -227,7 +225,7 @@ def test_cut_off_callers_that_read_their_replies_slowly(server: Server, accept: 
         return server.in_work() == 0
 
     def cut_off() -> int:
-        """Count the replies of which nginx has sent a part."""
+        """Count the replies of which nginx has sent only a part."""
         replies = server.entries("nginx", path="/v2/models/numbers/infer", status=200)
         return sum(reply["bytes_out"] < 12_000_000 for reply in replies)
 
@@ -257,7 +255,7 @@ def test_cut_off_callers_that_read_their_replies_slowly(server: Server, accept: 
         wait_until(none_is_left, "all callers are cut off")
     assert files <= READERS * 2.1 * 2**20
     assert set(front.statuses) == {200}
-    # by nginx if the caller reads nothing for 20 s, else by the front
+    # nginx cuts them off if the caller reads nothing for 20 s, and otherwise the front does
     wait_until(lambda: cut_off() == cut_off_before + READERS, server.output)
     assert front.peak - before <= MEGABYTES * 2**20
 

@@ -1,4 +1,4 @@
-"""Models over real HTTP, in every shape of request."""
+"""Tests calls of models over real HTTP, in every form of request."""
 
 import base64
 import gzip

@@ -1,5 +1,5 @@
-"""KServe v2 on the port of /invocations: health, the index of the models, what is handed to Triton,
-and that nothing else ever is."""
+"""Tests KServe v2 on the port of /invocations: health, the index of the models, the routes that are
+passed on to Triton, and that no other routes are."""
 
 import io
 import json
@@ -48,8 +48,8 @@ class TritonPythonModel:
 
 
 def make_seven(repository: Path) -> None:
-    """Make `seven`, which gives its only input back, or 7 without it; and `sevens`, the same with a
-    batch dimension."""
+    """Make `seven`, which returns its only input, or 7 if it is left out, and `sevens`, which does
+    the same with a batch dimension."""
     config = (
         'input { name: "x" data_type: TYPE_INT32 dims: [1] optional: true }\n'
         'output { name: "y" data_type: TYPE_INT32 dims: [1] }\n'
@@ -140,7 +140,7 @@ HEALTH = {
 
 @pytest.mark.parametrize("path", HEALTH)
 def test_answer_health_as_the_open_inference_protocol_says(server: Server, path: str) -> None:
-    """Triton's own clients read the status alone, and its own replies are empty."""
+    """Triton's own clients read only the status, and Triton's own replies are empty."""
     assert server.triton().get(path).content == b""
     reply = server.get(path)
     assert (reply.status_code, reply.json()) == (200, HEALTH[path])
@@ -257,7 +257,7 @@ def test_return_the_caller_s_request_id_from_generate(server: Server) -> None:
     assert reply.headers["Content-Type"].startswith("text/event-stream")
 
 
-# Triton ignores a key that it does not know; we refuse it
+# Triton ignores an unknown key; this project refuses it
 BODY = b'{"redy": true}'
 FORBIDDEN = """
 /v2/repository/index /v2/repository/models/scale/load /v2/repository/models/scale/unload
@@ -305,7 +305,7 @@ def test_forward_only_the_listed_routes_to_triton(server: Server, method: str) -
 
 
 def test_use_names_in_attacks_that_are_real_to_triton(server: Server) -> None:
-    """Otherwise the tests above would prove nothing."""
+    """Otherwise the tests above would not prove anything."""
     direct = server.triton()
     assert direct.post(INDEX, content=BODY).status_code == 200
     for path in (

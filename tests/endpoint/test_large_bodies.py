@@ -1,5 +1,5 @@
-"""Large bodies pass when the settings allow them, through /dev/shm to Triton, and their memory
-comes back."""
+"""Tests that large bodies are accepted if the settings allow them, go to Triton through /dev/shm,
+and are freed again."""
 
 import json
 import os
@@ -63,7 +63,7 @@ class Client(ModelClient):
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """Start a server whose gRPC others can reach, so that its workers must show the secret to share
+    """Start a server whose gRPC port is exposed, so that its workers must show the secret to share
     memory with Triton."""
     folder = tmp_path_factory.mktemp("serve")
     make_python_model(folder / "models/ends", CONFIG, MODEL, CLIENT)
@@ -83,7 +83,8 @@ def worker(server: Server) -> int:
 
 
 def send(server: Server, size: int) -> None:
-    """Send `size` MB of numbers from 0 on. The answer must be the first and the last number."""
+    """Send `size` MB of consecutive numbers from 0. Assert that the answer is the first and the
+    last number."""
     numbers = np.arange(size * MEGABYTE // 4, dtype=np.float32)
     parameters = {"binary_data_size": numbers.nbytes}
     header = {
@@ -105,7 +106,8 @@ def test_hold_a_large_body_once_per_worker_and_in_shared_memory(server: Server) 
     send(server, 5)
     before = memory(pid, "VmRSS")
     send(server, size)
-    assert size <= memory(pid, "VmHWM") - before < 2.3 * size  # pages of shared memory count
+    # VmHWM includes pages of shared memory
+    assert size <= memory(pid, "VmHWM") - before < 2.3 * size
     wait_until(
         lambda: memory(pid, "VmRSS") - before < 0.3 * size, "the worker gives the memory back"
     )
@@ -140,7 +142,7 @@ def test_free_the_shared_memory_of_an_idle_worker(server: Server) -> None:
 
 
 def test_return_the_region_of_a_failed_call_once(server: Server) -> None:
-    """A region that is returned twice would be lent to two calls at once."""
+    """A region that is returned twice could be lent to two calls at once."""
     failed = [server.post(json={"instances": [-1]}).status_code for _ in range(8)]
     assert not {200, 503} & {*failed}
     test_answer_concurrent_callers_with_their_own_results(server)

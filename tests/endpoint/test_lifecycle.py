@@ -1,5 +1,5 @@
-"""How a container starts, why it does not, and how it stops; tests/faults holds what happens when a
-process dies."""
+"""Tests how a container starts, why a start may fail, and how it stops. tests/faults tests what
+happens when a process dies."""
 
 import os
 import signal
@@ -96,13 +96,13 @@ def test_finish_accepted_requests_on_sigterm_and_leave_no_file(small: Path, tmp_
     assert len(logged) == load.answers["200"] + 2
     server.wait_gone()
     assert [path for path in checked_out() if path.stat().st_mtime > before] == []
-    # the Python backend's stub would write bytecode there
+    # the Python backend's stub would write bytecode into this folder
     assert set(small.rglob("*")) == files
 
 
 def checked_out() -> Iterator[Path]:
-    """Yield all files except those of tools, the bench and the image's build, whose tests may be
-    running."""
+    """Yield all files except those of tools, the benchmark and the image's build, which other tests
+    may be changing."""
     tools = {".git", ".venv", "__pycache__", ".cache", "dist"}
     tools |= {".mypy_cache", ".ruff_cache", ".pytest_cache", ".hypothesis"}
     for parent, folders, names in os.walk(ROOT):

@@ -1,5 +1,5 @@
-"""The log: one JSON line per request with its model, code and stages, by level, and nothing of a
-body in it."""
+"""Tests the log: one JSON line per request with its model, code and stages, filtered by level, and
+without any part of a body."""
 
 import json
 import logging
@@ -85,7 +85,7 @@ quiet = module_server(make_both_scales, make_sleeper, SERVE_LOG_LEVEL="error", *
 def send(
     server: Server, path: str = "/invocations", /, **request: Any
 ) -> tuple[requests.Response, str]:
-    """Return the reply and the id that the request was given."""
+    """Send a request. Return the reply and the id that the request got."""
     request_id = uuid.uuid4().hex
     headers = {"X-Amzn-SageMaker-Inference-Id": request_id} | request.pop("headers", {})
     reply = server.post(path, headers=headers, **request)
@@ -94,8 +94,8 @@ def send(
 
 
 def lines_of(server: Server, request_id: str, process: str = "nginx") -> list[dict[str, Any]]:
-    """Return the lines of a request. Wait for nginx's, which comes after the reply, and for the
-    process' own."""
+    """Return the log lines of a request. Wait for those of nginx, which come after the reply, and
+    of `process`."""
 
     def lines() -> list[dict[str, Any]]:
         return [line for line in server.entries() if line.get("request_id") == request_id]
@@ -220,8 +220,8 @@ def test_log_why_a_start_failed_as_objects(tmp_path: Path) -> None:
 
 
 def marked_requests() -> list[dict[str, Any]]:
-    """Yield bodies that have MARK wherever a body can have something: valid ones and all kinds of
-    wrong ones."""
+    """Yield bodies that contain MARK wherever a body can contain something, both valid bodies and
+    all kinds of invalid ones."""
     text = {"name": "in_BYTES", "shape": [1, 1], "datatype": "BYTES", "data": [MARK]}
     sleeper = {"model_name": "sleeper"}
     return [

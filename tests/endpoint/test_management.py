@@ -1,4 +1,4 @@
-"""SERVE_MANAGEMENT_SECRET closes loading, unloading and listing, and nothing else."""
+"""Tests that SERVE_MANAGEMENT_SECRET protects loading, unloading and listing, and nothing else."""
 
 import json
 from collections.abc import Iterator
@@ -155,8 +155,8 @@ def test_stop_the_start_on_an_invalid_secret_without_quoting_it(secret: str) -> 
 
 
 def test_keep_the_secret_from_command_lines_and_models(secret: Server) -> None:
-    """Model code and its children see their own environment. Other processes of the user see every
-    command line."""
+    """A model's code and its child processes can read their own environment. Other processes of the
+    same user can read every command line."""
     triton = psutil.Process(secret.pid("tritonserver"))
     models = [triton, *triton.children(recursive=True)]
     assert len(models) > 1, "a model has a process of its own"

@@ -1,5 +1,5 @@
-"""GET /metrics: one valid Prometheus text of all workers' counts and of Triton's, whatever has
-died."""
+"""Tests GET /metrics: one valid Prometheus text with the counts of all workers and of Triton, even
+after processes have died."""
 
 import json
 import os
@@ -33,10 +33,10 @@ pytestmark = pytest.mark.stack
 
 TENSORS = {"inputs": [tensor([1, 2])], "model_name": "scale"}
 
-# The parser adds _total to the name of a counter that lacks it, as Triton's do.
+# The parser adds _total to the names of counters that lack it, such as Triton's.
 IN_TRITON = "nv_inference_request_success_total"
-# A stand-in for the CloudWatch agent, which cannot be had here: it records what it was started
-# with, and stays.
+# A stand-in for the CloudWatch agent, which is not available here. It records its arguments and
+# environment, and keeps running.
 AGENT = """#!/bin/sh
 printf '%s' "$CW_CONFIG_CONTENT" > agent-configuration.json
 printf '%s' "$RUN_IN_CONTAINER" > agent-in-container
@@ -46,7 +46,7 @@ exec sleep 1000
 
 
 def parse(text: str) -> dict[str, Metric]:
-    """Return the families by name. Neither a name nor a series may occur twice."""
+    """Return the metric families by name. Assert that no name and no series occurs twice."""
     families = list(text_string_to_metric_families(text))
     names = [family.name for family in families]
     assert sorted(names) == sorted(set(names))
@@ -114,7 +114,7 @@ def call(server: Server, seconds: float = 0) -> requests.Response:
 
 
 def with_example(server: Server) -> dict[str, Metric]:
-    """Return the expected counts, including the sleeper's example."""
+    """Return the expected counts, including the example of the sleeper."""
     metrics = scrape(server)
     return metrics if value(metrics, IN_TRITON, model="sleeper") else {}
 
@@ -178,7 +178,7 @@ def test_add_no_series_for_an_invented_model_name(server: Server) -> None:
             == 404
         )
         assert server.post(f"/made-up-{number}").status_code == 404
-    # /ping and /metrics are not counted
+    # requests for /ping and /metrics are not counted
     assert (server.post(data=b"").status_code, server.ping()) == (400, 200)
     after = scrape(server)
     assert "made-up" not in server.scrape().text
@@ -208,7 +208,7 @@ def test_return_metrics_of_the_front_while_triton_is_down(server: Server) -> Non
     assert call(server).status_code == 200
     assert value(scrape(server), "serve_triton_up") == 1
     starts = value(scrape(server), "serve_process_starts_total", process="tritonserver")
-    with server.unattended():  # who would end what stands still for long
+    with server.unattended():  # the supervisor would end a process that does not answer for long
         os.kill(server.pid("tritonserver"), signal.SIGSTOP)
         wait_until(lambda: value(scrape(server), "serve_triton_up") == 0, "it stands still")
         down = scrape(server)

@@ -1,5 +1,5 @@
-"""What users bring, through one command and the whole container: each row of docs/models.md, and
-README's."""
+"""Tests what users bring, built with one command and served by the whole container: each row of
+docs/models.md, and the README's calls."""
 
 import contextlib
 import json
@@ -37,8 +37,8 @@ EACH = f"{SAME}, each with "
 
 @dataclass(frozen=True)
 class Row:
-    """A row of the page's table. `body` is JSON or the name of a file, `reply` JSON, SAME, or EACH
-    and the further keys of each detection."""
+    """A row of the page's table. `body` is JSON or the name of a file. `reply` is JSON, SAME, or
+    EACH followed by further keys of each detection."""
 
     kind: str
     task: str
@@ -61,8 +61,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def rows_of(items: Sequence[Any]) -> Sequence[Row]:
-    """Return the rows whose models the tests of this module need: all rows, unless each of these
-    tests is about one."""
+    """Return the rows whose models the selected tests of this module need: all rows, unless each of
+    these tests is about one row."""
     tests = [item for item in items if item.path == Path(__file__)]
     rows = [item.callspec.params["row"] for item in tests if "row" in item.fixturenames]
     return rows if len(rows) == len(tests) else ROWS
@@ -73,7 +73,7 @@ def server(request: pytest.FixtureRequest, folder: Path) -> Iterator[Server]:
     wanted = {row.model: row.command for row in rows_of(request.session.items)}
     for model, command in wanted.items():
         make(model, folder / model)
-        with contextlib.chdir(folder / model):  # this server loads them
+        with contextlib.chdir(folder / model):  # this server loads the models
             words = [
                 *shlex.split(command),
                 "--for",
@@ -83,11 +83,11 @@ def server(request: pytest.FixtureRequest, folder: Path) -> Iterator[Server]:
                 str(folder / "repository"),
             ]
             assert main(words) == 0, command
-    # the client's own is too long for this network
+    # the client's own example is too long for this network
     question = '{"question": "who sat", "context": "the cat sat"}'
     if "answers" in wanted:
         (folder / "repository/answers/example.json").write_text(question)
-    # BF16 would round the answers of a batch differently
+    # in BF16, the answers in a batch would be rounded differently
     own = {"SERVE_PAGE": "true", "SERVE_WORKERS": "1", "SERVE_CPU_ENGINE": "onnxruntime"}
     started = Server(folder, folder / "repository", **own).wait_ready()
     yield started
@@ -99,7 +99,7 @@ def parse(text: str) -> Any:
 
 
 def shown_reply(row: Row) -> Any:
-    """Return the whole reply to the row's body, of which the page shows one prediction."""
+    """Return the complete reply to the row's body. The page shows one of its predictions."""
     until = ROWS[: ROWS.index(row) + 1]
     reply = parse(next(each.reply for each in reversed(until) if not each.reply.startswith(SAME)))
     if row.reply.startswith(EACH):
@@ -111,7 +111,7 @@ def shown_reply(row: Row) -> Any:
 
 
 def shape(value: Any) -> Any:
-    """Return keys and kinds of values. A list is represented by its first item."""
+    """Return the keys and the kinds of values. A list is represented by its first item."""
     if isinstance(value, dict):
         return {key: shape(item) for key, item in value.items()}
     if isinstance(value, list):

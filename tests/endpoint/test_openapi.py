@@ -1,5 +1,5 @@
-"""/openapi.json is valid, has every route, client and error, and calls nothing. A server answers
-what it allows."""
+"""Tests that /openapi.json is valid, lists every route, client and error, and calls no model, and
+that a server accepts what it allows."""
 
 import json
 import os
@@ -189,7 +189,7 @@ BODIES: list[tuple[str, dict[str, Any]]] = [
 def test_accept_bodies_exactly_as_the_schema_says(
     described: Any, shape: str, body: dict[str, Any]
 ) -> None:
-    """An independent validator decides by the published schema."""
+    """An independent validator decides with the published schema."""
     allowed = Draft202012Validator(described | {"$ref": f"#/components/schemas/{shape}"}).is_valid(
         body
     )
@@ -210,7 +210,7 @@ def test_describe_no_flat_body_without_an_input(described: Any, body: dict[str, 
 
 
 def parts(value: Any) -> Iterator[dict[str, Any]]:
-    """Yield every object of the document."""
+    """Yield every object in the document."""
     if isinstance(value, dict):
         yield value
     for each in value.values() if isinstance(value, dict) else value:
@@ -219,7 +219,7 @@ def parts(value: Any) -> Iterator[dict[str, Any]]:
 
 
 def test_describe_the_items_of_every_array(described: Any) -> None:
-    """Generators of clients drop a schema whose array has none."""
+    """Client generators drop a schema if the items of an array are not described."""
     arrays = [part for part in parts(described) if part.get("type") == "array"]
     assert arrays and not [array for array in arrays if "items" not in array]
     instances = {
@@ -243,8 +243,8 @@ def test_describe_no_body_that_is_empty_or_needs_a_header(described: Any) -> Non
 
 
 server = module_server(make_scale, make_teller)
-# The document knows no models, so /invocations may refuse a body that names none, or whose
-# instances are not of the model that it names.
+# The document does not list the models, so /invocations may refuse a body that names no model, or
+# whose instances do not fit the model that it names.
 SCHEMATHESIS = """
 [[operations]]
 include-name = "POST /invocations"

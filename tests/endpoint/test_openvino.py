@@ -1,5 +1,6 @@
-"""Models on OpenVINO through the whole container, and models that it refuses, here one of strings:
-ONNX Runtime serves these at a start, a reload, a load and in a check, and the log says so."""
+"""Tests models on OpenVINO in the whole container, and models that OpenVINO refuses, such as one
+with strings. ONNX Runtime serves the latter after a start, a reload or a load, and in a check, and
+the log says so."""
 
 import shutil
 from collections.abc import Iterator
@@ -34,8 +35,8 @@ BODY = {"inputs": [{"name": "x", "shape": [1, 3], "datatype": "BYTES", "data": [
 
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Make models that OpenVINO refuses, of which `calls`, an ensemble, comes before the model that
-    it calls; the bundled `resnet`; and `sums` in OpenVINO's own format without a config.pbtxt."""
+    """Make models that OpenVINO refuses (`calls`, an ensemble, comes before the model that it
+    calls), the bundled `resnet`, and `sums` in OpenVINO's own format without a config.pbtxt."""
     folder, source = tmp_path_factory.mktemp("models"), tmp_path_factory.mktemp("source")
     link_model(RESNET, folder)
     write_model(source / "sums", arithmetic("float[N, 3]"), "")
@@ -57,7 +58,7 @@ def server(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 
 def quantized_lstm() -> bytes:
-    """Make a network of one node that ONNX Runtime's quantizer writes."""
+    """Make a network with one node of the kind that ONNX Runtime's quantizer writes."""
     file = onnx.parser.parse_model("""
         <ir_version: 8, opset_import: ["": 17, "com.microsoft": 1]>
         lstm (float[2, 1, 1] x) => (float[2, 1, 1, 1] y)
@@ -97,7 +98,7 @@ def test_send_images_to_a_model_with_a_client(server: Server) -> None:
     reply = server.post("/invocations?model_name=resnet&top_k=2", **asked)
     assert reply.status_code == 200, reply.text
     best, _ = reply.json()["predictions"][0]["classes"]
-    # ONNX Runtime's, in the README
+    # the README shows the score that ONNX Runtime computes
     assert (best["label"], best["score"]) == ("6", pytest.approx(0.956, abs=0.02))
 
 

@@ -1,5 +1,5 @@
-"""The routes of other servers' APIs: their replies have what /invocations answers, and their errors
-the format that their clients read."""
+"""Tests the routes of other servers' APIs: their replies contain what /invocations returns, and
+their errors have the format that the clients of these servers read."""
 
 import base64
 from pathlib import Path
@@ -34,7 +34,7 @@ DOCUMENTS = ["Berlin has 3.7 million people.", "Berlin is a city.", "Cats sleep.
 
 
 def make_models(repository: Path) -> None:
-    """Make `bert`, which embeds texts, and models of other tasks."""
+    """Make `bert`, which embeds texts, and models for other tasks."""
     link_model(BERT, repository)
     link_model(ROOT / "model_repository/resnet", repository)
     make_detector(repository / "boxes")
@@ -56,7 +56,8 @@ def predicted(server: Server, model: str, *instances: Any, **parameters: Any) ->
 
 
 def refused(reply: requests.Response, status: int, code: str, *names: str) -> None:
-    """Assert OpenAI's format of an error, with each of the names in its message."""
+    """Assert that the reply is an error in OpenAI's format with each of these names in its
+    message."""
     assert (reply.status_code, reply.headers["Content-Type"]) == (status, "application/json")
     (error,) = reply.json().values()
     kind = "invalid_request_error" if status < 500 else "server_error"
@@ -157,7 +158,7 @@ def test_explain_wrong_embeddings(
 def test_give_errors_below_v1_the_format_of_openai(server: Server) -> None:
     refused(server.get("/v1/embeddings"), 405, "method_not_allowed", "POST")
     refused(server.get("/v1/nothing"), 404, "not_found", "/v1/nothing")
-    large = server.post("/v1/embeddings", data=b"a" * (26 * 2**20))  # nginx refuses it
+    large = server.post("/v1/embeddings", data=b"a" * (26 * 2**20))  # nginx refuses this body
     refused(large, 413, "payload_too_large", "25 MB")
 
 
@@ -224,7 +225,7 @@ def test_give_nginx_s_errors_the_format_of_kserve_v1(server: Server) -> None:
 
 
 def ranked(server: Server, **parameters: Any) -> list[Any]:
-    """Return the ranking of DOCUMENTS that /invocations answers."""
+    """Return the ranking of DOCUMENTS that /invocations returns."""
     instance = {"query": QUERY, "documents": DOCUMENTS}
     (prediction,) = predicted(server, "ranking", instance, **parameters)
     ranking: list[Any] = prediction["ranking"]
@@ -363,14 +364,14 @@ def without_id(prediction: Any) -> Any:
     return [{"label": each["label"], "score": each["score"]} for each in prediction["classes"]]
 
 
-def test_answer_several_inputs_by_a_list(server: Server) -> None:
+def test_return_a_list_for_several_inputs(server: Server) -> None:
     (one,) = answer(server.post("/pipeline/opinions", json={"inputs": "a"}))
     assert answer(server.post("/pipeline/opinions", json={"inputs": ["a", "a"]})) == [one, one]
     entities = answer(server.post("/pipeline/entities", json={"inputs": ["a dog"]}))
     assert entities == [answer(server.post("/pipeline/entities", json={"inputs": "a dog"}))]
 
 
-def test_answer_several_answers_by_a_list(server: Server) -> None:
+def test_return_a_list_of_several_answers(server: Server) -> None:
     question = {"question": "Where?", "context": "I live in Berlin."}
     (wanted,) = predicted(server, "answers", question, top_k=2)
     body = {"inputs": question, "parameters": {"top_k": 2}}

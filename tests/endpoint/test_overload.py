@@ -1,5 +1,5 @@
-"""More callers than slots: the others are refused, every slot comes back, and models that hang
-leave room."""
+"""Tests more callers than slots: the other callers are refused, every slot is released, and models
+that hang leave slots for others."""
 
 import json
 import re
@@ -39,7 +39,7 @@ pytestmark = pytest.mark.stack
 SLOTS = 4
 CALLERS = 10 * SLOTS
 REFUSED = 2 * CALLERS
-SHARED = 16  # slots, of which two models that hang leave four at least
+SHARED = 16  # slots; if two models hang, at least four remain free
 HANGING = ("sleeper", "dreamer")
 BODY: dict[str, object] = {
     "inputs": [{"name": "seconds", "shape": [1], "datatype": "FP32", "data": [0.02]}]
@@ -49,7 +49,7 @@ WAYS: tuple[tuple[str, dict[str, object], dict[str, str]], ...] = (
     ("/v2/models/sleeper/infer", BODY, {}),
     ("/invocations", {"instances": [0.02]}, {"Accept": "application/jsonlines"}),
 )
-# A call into C that keeps Python's lock, so that no thread of the worker runs any more.
+# a call into C that holds the GIL, so that no other thread of the worker can run
 HANGING_CLIENT = SLEEPER_CLIENT.replace(
     '        return {"seconds"',
     "        if instances[0] < 0:\n            "
@@ -58,7 +58,7 @@ HANGING_CLIENT = SLEEPER_CLIENT.replace(
 
 
 def make_hanging(repository: Path) -> None:
-    """Make two sleepers that sleep until there is a file `go` beside the repository."""
+    """Make two models that sleep until the file `go` exists beside the repository."""
     loop = (
         f'while seconds and not __import__("os").path.exists("{repository.parent}/go"):\n     '
         "           "
@@ -91,7 +91,7 @@ def ask(server: Server, number: int) -> requests.Response:
 
 
 def counted(server: Server) -> Counter[str]:
-    """Return the requests by status, as /metrics has them."""
+    """Return the numbers of requests by status from /metrics."""
     counts = Counter[str]()
     for code, number in re.findall(
         r'^serve_requests_total{code="(\d+)".*} (\S+)$', server.scrape().text, re.M
@@ -122,7 +122,7 @@ def test_refuse_count_and_log_requests_beyond_the_limit(running: Server) -> None
 
 
 def test_leave_slots_for_small_bodies_beside_large_ones(running: Server) -> None:
-    """Bodies of unknown length count as large ones."""
+    """Bodies of unknown length are treated as large."""
     body = json.dumps({"instances": [0.5]}).encode()
     held = 2 * Settings(workers=2, max_concurrency=SLOTS).large_connections
     with ThreadPoolExecutor(CALLERS // 4) as pool:
@@ -134,8 +134,8 @@ def test_leave_slots_for_small_bodies_beside_large_ones(running: Server) -> None
 
 
 def test_hold_the_slot_of_a_caller_who_left_until_the_work_ends(running: Server) -> None:
-    """Accept allows a stream, but the model does not stream, so its work goes on after its caller
-    has left."""
+    """The request accepts a stream, but the model does not stream, so its work continues after the
+    caller has left."""
     body = json.dumps({"model_name": "sleeper", "instances": [30]}).encode()
     head = (
         "POST /invocations HTTP/1.1\r\nHost: localhost\r\nAccept: application/json, "
@@ -177,8 +177,8 @@ def test_leave_slots_for_others_while_models_hang(
             pool.submit(ask, several, HANGING[number % 2], hang) for number in range(2 * SHARED)
         ]
         try:
-            # A request takes a slot for a moment while it is refused. After so many answers one is
-            # free.
+            # A request holds a slot briefly even while it is refused. After so many answers, a slot
+            # is free.
             wait_until(
                 lambda: sum(caller.done() for caller in callers) > SHARED,
                 "more of them are refused",
@@ -210,7 +210,7 @@ def test_replace_a_worker_that_hangs_in_a_client(several: Server) -> None:
     assert (calls, several.pid("gunicorn")) == ([200] * 10, master)
 
 
-STREAMS = 512  # the fewest that nginx holds at once
+STREAMS = 512  # minimum number of streams that nginx holds at once
 
 
 def test_answer_http_although_callers_keep_streams_of_grpc_open(tmp_path: Path) -> None:
@@ -231,9 +231,9 @@ def test_answer_http_although_callers_keep_streams_of_grpc_open(tmp_path: Path) 
             GRPCInferenceServiceStub(
                 channels.enter_context(grpc.insecure_channel(f"127.0.0.1:{port}", options))
             )
-            for _ in range(STREAMS // 64 + 1)  # nginx takes 128 streams of a connection
+            for _ in range(STREAMS // 64 + 1)  # nginx accepts 128 streams per connection
         ]
-        # 64 more than fit, because a call of `is_full` may take the place of a stream for a moment.
+        # 64 more than fit, because a call of `is_full` may briefly take the place of a stream
         streams = [stub.ModelStreamInfer(nothing()) for stub in stubs for _ in range(64)]
         first = GRPCInferenceServiceStub(
             channels.enter_context(grpc.insecure_channel(f"127.0.0.1:{port}", options))

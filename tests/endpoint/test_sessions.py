@@ -1,4 +1,4 @@
-"""Sticky sessions through the whole container: Triton's sequences under SageMaker's headers."""
+"""Tests sticky sessions in the whole container: Triton's sequences with SageMaker's headers."""
 
 import json
 import re
@@ -27,7 +27,7 @@ CLOSED = "X-Amzn-SageMaker-Closed-Session-Id"
 ATTRIBUTES = "X-Amzn-SageMaker-Custom-Attributes"
 
 
-server = module_server(  # open sequences hold Triton at a stop
+server = module_server(  # open sequences delay the stop of Triton
     make_summer,
     make_direct_summer,
     make_brief_summer,
@@ -107,7 +107,8 @@ def test_return_both_headers_if_a_session_opens_and_ends_at_once(server: Server)
 def test_end_an_idle_session_but_not_a_used_one(server: Server) -> None:
     idle, used = (opened(call(server, "brief_summer", "NEW_SESSION", tensors(1))) for _ in range(2))
     for number in range(2, 8):
-        time.sleep(1)  # of the four that the model allows, the rest for a machine that is busy
+        # of the four seconds that the model allows; the rest is a margin for a busy machine
+        time.sleep(1)
         assert total(call(server, "brief_summer", used, tensors(1))) == number
     assert_is_gone(call(server, "brief_summer", idle, tensors(1)), idle)
 
@@ -208,7 +209,7 @@ BINARY = "application/vnd.sagemaker-triton.binary+json;json-header-size=%d"
 
 
 def ways(model: str, parameters: dict[str, Any]) -> dict[str, requests.Request]:
-    """Return a request with these parameters in each way that a body can carry them."""
+    """Return requests with these parameters, one for each way in which a body can contain them."""
     json_body, flat = tensors(1, **parameters), {"number": 1, **parameters}
     binary = tensors(1, **parameters)
     del binary["inputs"][0]["data"]
@@ -304,7 +305,7 @@ def test_give_kserve_sequence_ids_the_model_s_datatype(
 
 
 def test_keep_the_sessions_of_many_callers_separate(server: Server) -> None:
-    """Each caller adds its own number, all at once, through all workers."""
+    """All callers send at once, through all workers. Each caller adds its own number."""
 
     def caller(number: int) -> list[float]:
         reply = call(server, "summer", "NEW_SESSION", tensors(number))

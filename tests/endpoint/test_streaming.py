@@ -1,5 +1,5 @@
-"""Streams of responses through the whole container: their forms, their pace, their errors and their
-end."""
+"""Tests streams of responses in the whole container: their formats, their timing, their errors and
+their end."""
 
 import http.client
 import json
@@ -26,7 +26,8 @@ started = module_server(
     *(make_teller, make_reader, make_echo, make_summer),
     SERVE_MAX_CONCURRENCY="16",
     SERVE_REQUEST_TIMEOUT="3",
-    # after generate on its own port, Triton waits in vain for connections to end
+    # after a call of generate on its own port, Triton waits for connections to end, which never
+    # happens
     SERVE_STOP_TIMEOUT="2",
 )
 
@@ -38,7 +39,7 @@ def server(started: Server) -> Iterator[Server]:
 
 
 def app(server: Server, **variables: str) -> Flask:
-    """Return a worker in this process that has other settings and calls the server's Triton."""
+    """Return a worker in this process, with other settings, that calls the server's Triton."""
     repository = str(server.run_dir.parent / "models")
     settings = {
         "SERVE_RUN_DIR": str(server.run_dir),
@@ -83,7 +84,7 @@ def wait_cancelled(server: Server, count: int) -> None:
 
 
 def seconds(server: Server) -> float:
-    """Return the seconds of all requests so far, as /metrics has them."""
+    """Return the total duration of all requests so far in seconds, from /metrics."""
     durations = re.findall(
         r"^serve_request_seconds_sum.* (\S+)$", server.scrape().text, re.MULTILINE
     )
@@ -144,7 +145,7 @@ def test_stream_a_numbered_part_per_instance_of_a_stateful_model(server: Server)
 def test_send_each_response_as_soon_as_it_arrives(
     server: Server, accept: dict[str, str], tmp_path: Path
 ) -> None:
-    """The model waits for a file, which is made once the previous response has arrived."""
+    """The model waits for a file, which the test creates when the previous response has arrived."""
     files = [tmp_path / "second", tmp_path / "third"]
     reply = ask(server, "teller", {"text_input": " ".join(["first", *map(str, files)])}, **accept)
     lines = (line for line in reply.iter_lines(chunk_size=1) if line)
@@ -156,7 +157,8 @@ def test_send_each_response_as_soon_as_it_arrives(
 
 
 def test_let_a_stream_last_longer_than_a_request(server: Server) -> None:
-    """SERVE_REQUEST_TIMEOUT is 3 s here, for the whole and between two responses."""
+    """SERVE_REQUEST_TIMEOUT is 3 s here. It limits neither a whole stream nor the time between two
+    responses."""
     reply = ask(server, "teller", {"text_input": "a", "delay": 3.5}, **EVENTS)
     assert len(events(reply)) == 1
 
@@ -241,14 +243,14 @@ def test_cancel_the_request_if_the_caller_leaves(server: Server, tmp_path: Path)
 
 
 def endless(server: Server, folder: Path) -> requests.Response:
-    """Return a stream whose first response has arrived. No other one will."""
+    """Return a stream whose first response has arrived and whose second never comes."""
     reply = ask(server, "teller", {"text_input": f"a {folder / 'never'}"}, **LINES)
     assert reply.status_code == 200
     return reply
 
 
 def test_free_the_slots_of_callers_who_leave(server: Server, tmp_path: Path) -> None:
-    """In total there are more callers than threads and slots."""
+    """The callers are more than there are threads and slots."""
     before = cancelled(server)
     for left in (5, 10, 15, 20):
         replies = [
@@ -263,7 +265,8 @@ def test_free_the_slots_of_callers_who_leave(server: Server, tmp_path: Path) -> 
 
 def test_count_streams_among_the_requests_in_flight(server: Server, tmp_path: Path) -> None:
     wait_until(lambda: server.in_work() == 0, "all places are free")
-    running = [endless(server, tmp_path) for _ in range(8)]  # one model's half of the places
+    # the half of the slots that one model may use
+    running = [endless(server, tmp_path) for _ in range(8)]
     reply = ask(server, "teller", {"text_input": "a"}, **LINES)
     expect_error(reply, 503, "overloaded")
     assert server.ping() == 200

@@ -1,5 +1,5 @@
-"""Tables through the whole container: CSV and JSON, answers equal to the trained model's own,
-mistakes by row and column."""
+"""Tests tabular models in the whole container: CSV and JSON, answers equal to the trained model's,
+and errors that name row and column."""
 
 import csv
 import io
@@ -58,7 +58,7 @@ def predictions(reply: requests.Response) -> list[dict[str, Any]]:
 
 
 def ask(server: Server, model: str, body: Any, **headers: str) -> requests.Response:
-    """Send JSON unless the body is text. In `headers`, _ stands for -."""
+    """Send a body, as JSON unless it is text. In the names of `headers`, _ stands for -."""
     named = {key.replace("_", "-"): value for key, value in headers.items()}
     if isinstance(body, str):
         return server.post(
@@ -275,7 +275,7 @@ def test_name_row_and_column_of_a_wrong_cell(
 
 
 def test_blame_the_caller_for_an_unknown_category(server: Server) -> None:
-    """Tensors bypass the client, which would refuse the cell by its row and column."""
+    """Tensors bypass the client, which would have refused the cell and named its row and column."""
     cells = [
         ("age", "FP32", 40),
         ("job", "BYTES", "cook"),

@@ -1,5 +1,5 @@
-"""A TensorRT plan that does not fit: the error names both remedies. Triton's TensorRT backend is a
-stand-in."""
+"""Tests a TensorRT plan for another GPU: the error names both remedies. A stand-in replaces
+Triton's TensorRT backend."""
 
 import shutil
 from pathlib import Path
@@ -22,7 +22,8 @@ REMEDIES = ("--for tensorrt", "--for gpu")
 
 
 def make_foreign(repository: Path, name: str = "scale") -> Path:
-    """Make a model y = 2x whose plan was built for another GPU, with its ONNX file beside it."""
+    """Make a model y = 2x whose plan was built for another GPU, and whose ONNX file is beside the
+    plan."""
     make_scale(repository.parent / "made")
     folder = repository / name
     shutil.copytree(
@@ -78,7 +79,7 @@ def test_refuse_an_archive_with_another_gpu_s_plan(on_gpu: dict[str, str], tmp_p
 def test_serve_the_onnx_file_without_a_gpu_if_cpu_pbtxt_says_so(
     models: Path, tmp_path: Path
 ) -> None:
-    """The folder is what `build --for tensorrt` writes."""
+    """The folder is as `build --for tensorrt` writes it."""
     (models / "scale/configs").mkdir()
     (models / "scale/configs/cpu.pbtxt").write_text(
         CONFIG.replace("tensorrt_plan", "onnxruntime_onnx")

@@ -1,8 +1,6 @@
-"""The caller's traceparent goes on to Triton, which traces by itself.
-
-Triton 24.10 loses the spans of some calls over gRPC, also of calls that do not come from this
-server, and does not send a batch again. So the tests repeat a call until its spans arrive.
-"""
+"""Tests that the caller's traceparent is passed on to Triton, which sends the traces. Triton 24.10
+loses the spans of some calls over gRPC, even if this server is not involved, and does not resend a
+batch. Therefore the tests repeat a call until its spans arrive."""
 
 import json
 import threading
@@ -21,7 +19,7 @@ TENSORS = {"model_name": "scale", "inputs": [tensor([7])]}
 
 
 class Collector(ThreadingHTTPServer):
-    """Collect the spans that tritonserver sends, which are OTLP in JSON."""
+    """Collects the spans that tritonserver sends as OTLP in JSON."""
 
     daemon_threads = True
 

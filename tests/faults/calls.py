@@ -1,4 +1,4 @@
-"""Make requests of every kind, each with its own id and an answer that is known beforehand.
+"""Makes requests of every kind, each with its own id and an answer that is known in advance.
 
 Numbers and words differ between requests, so that another request's answer counts as wrong.
 """
@@ -28,8 +28,8 @@ from tests.support.streaming_models import make_teller
 ID = "X-Amzn-SageMaker-Inference-Id"
 IMAGE = ROOT / "model_repository/resnet/example.png"
 TEXT = "Faults are found, told and mended."
-LARGE = 3000  # numbers: more than 2 kB of JSON, which another parser reads
-IN_SHARED_MEMORY = 300_000  # numbers: more than 1 MB, which goes through /dev/shm
+LARGE = 3000  # numbers: more than 2 kB of JSON, which a different parser reads
+IN_SHARED_MEMORY = 300_000  # numbers: more than 1 MB, which is sent through /dev/shm
 NPY = "application/x-npy"
 EXITER = """input { name: "x" data_type: TYPE_FP32 dims: [1] }
 output { name: "y" data_type: TYPE_FP32 dims: [1] }
@@ -38,7 +38,7 @@ output { name: "y" data_type: TYPE_FP32 dims: [1] }
 
 @dataclass(frozen=True)
 class Call:
-    """One request. `right` returns whether a reply with status 200 is the expected answer."""
+    """A request. `right` returns whether a reply with status 200 is the expected answer."""
 
     kind: str
     path: str
@@ -61,8 +61,8 @@ def make_exiter(repository: Path) -> None:
 
 
 def learn(server: Server) -> list[Callable[[int], Call]]:
-    """Return a maker of calls for each kind. Learn the real models' answers from a healthy
-    server."""
+    """Return a function for each kind of call that makes such calls. The answers of the real models
+    are recorded from a healthy server first."""
     image = Learnt(
         "image", "/invocations?model_name=resnet", {"Content-Type": "image/png"}, IMAGE.read_bytes()
     )
@@ -75,7 +75,8 @@ def learn(server: Server) -> list[Callable[[int], Call]]:
 
 
 class Learnt:
-    """A call whose answer was learnt. The last digits of its numbers may differ."""
+    """A call whose right answer was recorded from a healthy server. The last digits of its numbers
+    may differ."""
 
     def __init__(self, kind: str, path: str, headers: dict[str, str], body: bytes) -> None:
         self._parts = (kind, path, headers, body)
@@ -92,7 +93,7 @@ class Learnt:
 
 
 def same(one: Any, other: Any) -> bool:
-    """Return whether two JSON documents are equal, numbers to three digits."""
+    """Return whether two JSON documents are equal. Numbers are compared to three digits."""
     if isinstance(one, dict) and isinstance(other, dict):
         return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
     if isinstance(one, list) and isinstance(other, list):

@@ -1,4 +1,4 @@
-"""Define the faults: what each does to a running server, and what it may do to the callers."""
+"""Defines the faults: what each does to a running server, and which errors callers may see."""
 
 import os
 import signal
@@ -18,7 +18,7 @@ SECONDS_FULL = 5.0
 
 
 class Confined(Server):
-    """Run a server with a small /dev/shm and a small run folder of its own. Requires root."""
+    """Runs a server with a small /dev/shm and a small run folder of its own. Requires root."""
 
     prefix = (
         "unshare",
@@ -46,9 +46,9 @@ Condition = Callable[[], bool]
 
 @dataclass(frozen=True)
 class Fault:
-    """A fault that `strike` causes. `strike` returns a condition that is true once the fault is
-    over, repaired by us or noticed by the server. `cuts` says that connections may end without an
-    answer, `works` that no process hangs."""
+    """A fault that `strike` causes. `strike` returns a condition that is true when the fault is
+    over, because the test has repaired it or the server has noticed it. `cuts` means that
+    connections may end without an answer, and `works` that no process hangs."""
 
     name: str
     strike: Callable[[Confined], Condition]
@@ -123,7 +123,7 @@ def _written(descriptor: int) -> bool:
 
 
 def pause(server: Confined) -> Condition:
-    """Stop the whole container for longer than the hang timeout."""
+    """Pause the whole container for longer than the hang timeout."""
     pids = server.processes()
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
@@ -132,7 +132,7 @@ def pause(server: Confined) -> Condition:
     def over() -> bool:
         if time.monotonic() < until:
             return False
-        # continue stubs before tritonserver, which watches them
+        # resume stubs before tritonserver, which monitors them
         for pid in (server.process.pid, *sorted(pids, reverse=True)):
             os.kill(pid, signal.SIGCONT)
         return True
@@ -146,7 +146,7 @@ def hang_timeout(server: Server) -> float:
 
 
 def slow_executes(server: Confined) -> Condition:
-    """Let two callers hold one model, each for longer than the hang timeout."""
+    """Let two callers keep one model busy, each for longer than the hang timeout."""
     body = {"model_name": "sleeper", "instances": [hang_timeout(server) + 1]}
     threads = [
         threading.Thread(target=server.post, kwargs={"json": body}, daemon=True) for _ in range(2)
@@ -173,7 +173,7 @@ def stub_and_manager(server: Confined) -> Condition:
 
 
 def without_socket(server: Confined) -> Condition:
-    """Kill a model's process that nobody reports, so that only the manager's own check finds it."""
+    """Kill a model's process. No call reports it, so only the manager's own check can find it."""
     killed = stub(server)
     server.inside(server.run_dir / "deaths.sock").unlink()
     os.kill(killed, signal.SIGKILL)
@@ -222,7 +222,7 @@ FAULTS = [
         fill(lambda server: server.inside(server.run_dir)),
         cuts=True,
     ),
-    # after a pause gunicorn's own timeout may end a worker, and with it a stream that has begun
+    # after a pause, gunicorn's own timeout may end a worker, and with it a stream that has begun
     Fault(
         "the whole container paused for longer than a hang may last", pause, cuts=True, works=True
     ),

@@ -1,4 +1,4 @@
-"""Call a server without a pause, and judge the answer to each request.
+"""Calls a server continuously, and judges the answer to each request.
 
 A verdict is one of
 - `right`: the expected answer, with the request's id;
@@ -25,8 +25,9 @@ from tests.support.harness import wait_until
 from tests.support.load import Threads
 
 RIGHT, REFUSED, CUT, LATE, WRONG = "right", "refused", "cut", "late", "wrong: "
-HONEST = range(500, 600)  # a valid request is never the caller's mistake
-GRACE = 5.0  # seconds beyond the deadline, for a busy machine
+# the requests are valid, so a status below 500 would blame the caller wrongly
+HONEST = range(500, 600)
+GRACE = 5.0  # seconds of tolerance beyond the deadline, for a busy machine
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class Answer:
 
 @dataclass
 class Callers(Threads):
-    """Threads that send the kinds of calls in turn, with ids that begin with `name`, and pause for
+    """Threads that send all kinds of calls in turn, with ids that begin with `name`. They pause for
     `pause` seconds between two requests unless they are hurried."""
 
     url: str
@@ -55,7 +56,7 @@ class Callers(Threads):
 
     @contextlib.contextmanager
     def hurried(self) -> Iterator[None]:
-        """Keep a request of each caller in flight inside the context, without pauses."""
+        """Keep a request of each caller in flight in this context, without pauses."""
         before = len(self.answers)
         self._hurry.set()
         wait_until(
@@ -70,8 +71,8 @@ class Callers(Threads):
         return [answer for answer in tuple(self.answers) if answer.ended >= when]
 
     def all_right_since(self, when: float, times: int = 2) -> bool:
-        """Return whether all answers since then were right, with at least `times` answers of each
-        kind to calls that began after it."""
+        """Return whether all answers since `when` were right, and each kind of call has at least
+        `times` answers to calls that began after it."""
         answers = self.since(when)
         counts = Counter(answer.kind for answer in answers if answer.began >= when)
         enough = len(counts) == len(self.makers) and min(counts.values()) >= times

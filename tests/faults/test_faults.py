@@ -1,4 +1,4 @@
-"""Cause each fault alone under constant mixed load. Every request gets one answer in time: the
+"""Tests each fault separately under constant mixed load. Every request gets one answer in time: the
 right one or an honest error."""
 
 import os
@@ -16,7 +16,7 @@ pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="a small /dev/shm of its own takes root"),
 ]
 DEADLINE = 30.0
-# seconds; 13 requests a second show as much before and after a fault as a full load would
+# seconds; before and after a fault, 13 requests a second show as much as a full load would
 PAUSE = 0.4
 
 

@@ -1,4 +1,4 @@
-"""The disk with the unpacked archives of on-demand models is full."""
+"""Tests a full disk for the unpacked archives of on-demand models."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ WEIGHTS = {"multiply/weights": "0" * MODEL_MB * 2**20}
 
 
 class OnSmallDisk(Server):
-    """Run a server with a small file system for unpacked archives. Requires root."""
+    """Runs a server with a small file system for unpacked archives. Requires root."""
 
     prefix = (
         "unshare",
@@ -38,6 +38,6 @@ def test_say_that_the_disk_is_full_and_remove_models_that_are_not_loaded(tmp_pat
     assert server.ping() == 200
     assert answer(call(server, "m1")) == [2.0]
     assert server.ask("DELETE", "/models/m1").status_code == 200
-    pack(repository, 2, **WEIGHTS)  # so that it is tried again at once
+    pack(repository, 2, **WEIGHTS)  # a changed archive, which is tried again at once
     wait_until(lambda: call(server, "m2").status_code == 200, "m2 is loaded in place of m1")
     assert server.stop() == 0

@@ -1,4 +1,4 @@
-"""Test what the load judges as right, honest and wrong."""
+"""Tests which answers the load generator judges as right, honest and wrong."""
 
 import json
 
@@ -54,7 +54,7 @@ def test_tell_right_replies_and_honest_errors_from_wrong_replies(
 
 
 def answers(*verdicts: str) -> list[Answer]:
-    """Return answers with these verdicts, one a second."""
+    """Return answers with these verdicts, one per second."""
     return [
         Answer(f"load-{when}", "number", when, when + 1, verdict)
         for when, verdict in enumerate(verdicts)

@@ -1,4 +1,4 @@
-"""Cause one fault under load, and collect what the callers saw."""
+"""Causes one fault under load, and collects what the callers saw."""
 
 import json
 import math
@@ -12,7 +12,7 @@ from tests.faults.faults import Confined, Fault
 from tests.faults.load import CUT, LATE, REFUSED, RIGHT, WRONG, Answer, Callers
 from tests.support.harness import wait_until
 
-SETTLED = 1.5  # seconds of right answers after which the fault is over for its callers
+SETTLED = 1.5  # after this many seconds of right answers, the fault is over for the callers
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Trial:
 
 
 def run(fault: Fault, server: Confined, callers: Callers) -> Trial:
-    """Cause the fault once all answers are right, and wait until they are right again."""
+    """Wait until all answers are right, cause the fault, and wait until they are right again."""
     wait_until(
         lambda: is_well(callers), lambda: f"right answers before the fault; {_last(callers)}"
     )
@@ -48,8 +48,8 @@ def _said_to_hang(server: Confined) -> int:
 
 
 def is_well(callers: Callers, since: float = 0.0) -> bool:
-    """Return whether each kind of call has been answered for a while, and always rightly, since
-    then or since the last wrong answer."""
+    """Return whether each kind of call has had only right answers for a while, since `since` or
+    since the last wrong answer."""
     others = [answer.ended for answer in callers.since(since) if answer.verdict != RIGHT]
     begin = math.nextafter(max([since, *others]), math.inf)
     return time.monotonic() > begin + SETTLED and callers.all_right_since(begin)
@@ -70,7 +70,7 @@ def mistakes_in(fault: Fault, answers: Iterable[Answer]) -> Iterator[str]:
 
 
 def logged_twice(log: Path, name: str) -> list[str]:
-    """Return the ids of requests that nginx's log has more than once."""
+    """Return the ids of the requests that nginx's log contains more than once."""
     lines = [
         line for line in log.read_text(errors="replace").splitlines() if line.startswith('{"time"')
     ]

@@ -1,4 +1,5 @@
-"""Requests and the memory that they take are bounded over all workers, in total and per model."""
+"""Tests that requests and the memory that they take are limited over all workers, in total and per
+model."""
 
 import gzip
 import json
@@ -30,13 +31,13 @@ MOST_BYTES = 1000 * MB
 
 @pytest.fixture
 def held() -> Iterator[ExitStack]:
-    """Hold the slots of a test, and release them at its end."""
+    """Collect the slots that a test takes, and release them at its end."""
     with ExitStack() as stack:
         yield stack
 
 
 def fork(shared: Admission, number: int) -> Admission:
-    """Return a new worker. Like a forked one, it shares only the counters."""
+    """Return a new worker. Like a forked process, it shares only the counters."""
     shared.add_worker(number)
     return copy(shared)
 
@@ -52,7 +53,7 @@ def use(admission: Admission, model: str, held: ExitStack, size: int = 0) -> Slo
 
 
 def fill(admission: Admission, model: str, held: ExitStack, size: int = 0) -> int:
-    """Take slots for the model until one is refused; return their number."""
+    """Take slots for the model until one is refused. Return the number of slots taken."""
     count = 0
     while True:
         try:

@@ -1,5 +1,5 @@
-"""gunicorn with the options that `serve` gives it, and an app whose requests wait until they may go
-on."""
+"""Tests gunicorn with the options that `serve` gives it, and with an app whose requests wait until
+the test lets them continue."""
 
 import http.client
 import os
@@ -21,9 +21,11 @@ from serving.settings.table import Settings
 from tests.support.harness import PATIENCE, ROOT, wait_until
 from tests.support.started import ends_with, kill
 
-WORKERS, ALL_WORKERS = 2, 4  # in total, with those that `serve` would give the large bodies
+# in total, including the workers that `serve` would start for large bodies
+WORKERS, ALL_WORKERS = 2, 4
 THREADS = 2
-OTHERS = ("wsgi:app", "--preload", "--chdir", "--config")  # what makes it our app
+# the options that select this project's app
+OTHERS = ("wsgi:app", "--preload", "--chdir", "--config")
 APP = """
 import gc
 import sys
@@ -59,7 +61,7 @@ def connect(folder: Path) -> http.client.HTTPConnection:
 
 
 def get(folder: Path, path: str) -> int:
-    """Return the status of the reply, 0 if the connection is closed without one."""
+    """Return the status of the reply, or 0 if the connection is closed without one."""
     connection = connect(folder)
     with connection.sock:
         connection.request("GET", path)
@@ -110,8 +112,9 @@ def is_closed(connection: http.client.HTTPConnection) -> bool:
 
 @pytest.mark.stack
 def test_keep_a_worker_whose_replies_are_read_slowly(tmp_path: Path) -> None:
-    """gunicorn waits 2 s for a caller to close its connection. In the main loop, this would take
-    longer for eight callers than a worker may hang, and cost another caller its reply."""
+    """gunicorn waits up to 2 s for a caller to close its connection. If it did that in its main
+    loop, eight callers would block a worker for longer than it may hang, and another caller would
+    lose its reply."""
     slow, hang_timeout = 8, 10.0
     process = start(tmp_path, workers=1, max_concurrency=slow + 1, hang_timeout=hang_timeout)
     with ThreadPoolExecutor(1) as pool:
@@ -130,7 +133,7 @@ def test_keep_a_worker_whose_replies_are_read_slowly(tmp_path: Path) -> None:
 
 @pytest.mark.stack
 def test_answer_a_request_that_nginx_sends_late(tmp_path: Path) -> None:
-    """gunicorn would close a connection on which nothing has arrived for so long."""
+    """By default, gunicorn would close a connection on which nothing arrives for this long."""
     process = start(tmp_path, workers=1, max_concurrency=1)
     connection = connect(tmp_path)
     time.sleep(DEFAULT_WORKER_DATA_TIMEOUT + 1)
@@ -141,13 +144,14 @@ def test_answer_a_request_that_nginx_sends_late(tmp_path: Path) -> None:
 
 @pytest.mark.stack
 def test_let_no_thread_wait_long_for_the_others(tmp_path: Path) -> None:
-    """Large bodies are parsed without a collection of all objects, in which all threads wait."""
+    """While large bodies are parsed, the garbage collector is off, because all threads wait for a
+    collection."""
     process = start(tmp_path, workers=1, max_concurrency=1)
     connection = connect(tmp_path)
     connection.request("GET", "/parse")
     collections, seconds = connection.getresponse().read().split()
     assert int(collections) == 0
-    assert float(seconds) < 0.005  # Python's default
+    assert float(seconds) < 0.005  # shorter than Python's default
     kill(process)
 
 

@@ -1,4 +1,4 @@
-"""How the workers call the model manager."""
+"""Tests how the workers call the model manager."""
 
 import threading
 from dataclasses import replace
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.unit
 
 
 class Echo(BaseHTTPRequestHandler):
-    """Replies with the length of the request's body as its headers have it."""
+    """Replies with the length of the request's body according to its headers."""
 
     def do_GET(self) -> None:
         reply = b'{"length": "%s"}' % str(self.headers["Content-Length"]).encode()
@@ -29,7 +29,7 @@ class Echo(BaseHTTPRequestHandler):
 
 
 def test_send_no_body_that_the_manager_does_not_read(tmp_path: Path) -> None:
-    """Closing a socket with unread bytes resets the connection."""
+    """Closing a socket that has unread bytes resets the connection."""
     settings = replace(Settings(), run_dir=tmp_path)
     with UnixStreamServer(str(settings.manager_socket), Echo) as server:
         thread = threading.Thread(target=server.handle_request)

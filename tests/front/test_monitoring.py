@@ -1,4 +1,4 @@
-"""How long /ping waits for tritonserver, and which models make it 503."""
+"""Tests how long /ping waits for tritonserver, and which models make it return 503."""
 
 import itertools
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ NGINX_WAITS = 2.0
 
 
 class Served:
-    """A registry of these entries, whose tritonserver takes `seconds` to answer."""
+    """A registry with these entries. Its tritonserver takes `seconds` to answer."""
 
     def __init__(self, *entries: Entry, seconds: float = 0.0) -> None:
         self.gateway, self.table, self.seconds, self.entries = self, self, seconds, entries

@@ -1,4 +1,4 @@
-"""When a request began, and when a streamed reply is over: tests/endpoint has the rest over
+"""Tests when a request begins, and when a streamed reply ends. tests/endpoint tests the rest over
 HTTP."""
 
 import io

@@ -32,8 +32,9 @@ TARGETS = (
     "packed",
     "parameters",
 )
-DEADLINE, HANG = 10, 600  # seconds; on a busy machine a tenth of the first may take a minute
-MEMORY, LONGEST = 1024, 16384  # MB, bytes of an input
+# in seconds; on a busy machine, a second of processor time may take a minute
+DEADLINE, HANG = 10, 600
+MEMORY, LONGEST = 1024, 16384  # in MB; in bytes of an input
 LIBFUZZER = [
     f"-timeout={HANG}",
     f"-rss_limit_mb={MEMORY}",
@@ -70,8 +71,9 @@ def main() -> int:
 
 
 def fuzz(target: str, executions: int, arguments: argparse.Namespace) -> bool:
-    """Fuzz the target in its own process, which libFuzzer ends. Return whether nothing failed."""
-    with contextlib.redirect_stderr(io.StringIO()):  # a line for each module that is instrumented
+    """Fuzz the target in a separate process, which libFuzzer ends. Return whether no input
+    failed."""
+    with contextlib.redirect_stderr(io.StringIO()):  # hides the line for each instrumented module
         from tests.fuzz import guided, targets
 
     with tempfile.TemporaryDirectory() as folder:
@@ -109,8 +111,8 @@ def fuzz(target: str, executions: int, arguments: argparse.Namespace) -> bool:
 
 
 def _libfuzzer(fuzz: Callable[..., None], *arguments: str) -> tuple[bool, str]:
-    """Return whether it failed, and its output. It runs in a fork, because the instrumented imports
-    take seconds."""
+    """Run libFuzzer in a fork, because the instrumented imports take seconds. Return whether it
+    failed, and its output."""
     with tempfile.TemporaryFile() as output:
         process = multiprocessing.get_context("fork").Process(
             target=_into, args=(output.fileno(), fuzz, *arguments)
@@ -122,8 +124,8 @@ def _libfuzzer(fuzz: Callable[..., None], *arguments: str) -> tuple[bool, str]:
 
 
 def _into(output: int, fuzz: Callable[..., None], *arguments: str) -> None:
-    """Run libFuzzer in a fork, which Python would end with _exit(2). At exit(3) libFuzzer writes
-    the input that failed."""
+    """Run libFuzzer in a forked process. libFuzzer writes the input that failed only at C's exit(),
+    and Python would end a fork with _exit(2), so call exit()."""
     os.dup2(output, 1)
     os.dup2(output, 2)
     try:

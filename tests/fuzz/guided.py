@@ -26,8 +26,8 @@ def timed(target: str, data: bytes) -> None:
 
 
 def fuzz(target: str, *arguments: str) -> None:
-    """Fuzz under libFuzzer, which ends this process. The first word is the command with which it
-    starts itself again to merge."""
+    """Fuzz with libFuzzer, which ends this process. The first word is the command with which
+    libFuzzer restarts itself to merge a corpus."""
     logging.disable(logging.CRITICAL)
     warnings.simplefilter("ignore")
     again = shlex.join([sys.executable, "-m", "tests.fuzz.guided", target])

@@ -1,4 +1,4 @@
-"""Makes the `parameters` of hostile requests: known names with values of every type and size."""
+"""Makes the `parameters` of hostile requests: known names with values of all types and sizes."""
 
 import json
 from random import Random
@@ -28,21 +28,21 @@ WORDS = ("true", "false", "TRUE", "1", "0", "NEW_SESSION", "nan", "null")
 
 
 def parameters(random: Random, near: int = 0) -> dict[str, Any]:
-    """Return parameters, mostly of sequences. Some numbers are `near` plus a power of two, which a
-    datatype that cuts them makes `near`."""
+    """Return parameters, mostly those of sequences. Some numbers are `near` plus a power of two: a
+    datatype that cuts off the higher bits turns them into `near`."""
     others = random.sample(NAMES, random.choice((0, 0, 0, 1, 2, 3)))
     made = {name: value(random, near) for name in others}
     for name in SEQUENCE:
         if random.random() < 0.8:
             is_flag = name != SEQUENCE[0] and random.random() < 0.8
             made[name] = random.random() < 0.5 if is_flag else value(random, near)
-    if random.random() < 0.3:  # an id that most models take
+    if random.random() < 0.3:  # an id that most models accept
         made["sequence_id"] = random.choice((random.randrange(1, 900), "x" * 128))
     return made
 
 
 def value(random: Random, near: int) -> Any:
-    """Return a value of any type of JSON."""
+    """Return a value of any JSON type."""
     kind = random.randrange(10)
     if kind < 3:
         return random.choice(LETTERS) * random.choice(LENGTHS)
@@ -57,5 +57,5 @@ def value(random: Random, near: int) -> Any:
 
 
 def text(made: dict[str, Any]) -> bytes:
-    """Return the JSON of parameters."""
+    """Return the parameters as JSON."""
     return json.dumps(made).encode()

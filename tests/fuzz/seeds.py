@@ -1,5 +1,5 @@
-"""The inputs that fuzzing begins with: one good body of every kind, and those that once did
-harm."""
+"""Defines the inputs that fuzzing starts from: one valid body of every kind, and inputs that once
+did harm."""
 
 import gzip
 import struct
@@ -30,7 +30,7 @@ WORDS = (
     b'{"inputs":[{"name":"x","shape":[1,2],"datatype":"BYTES",'
     b'"parameters":{"binary_data_size":10}}]}'
 )
-DEEP = b"[" * 1015 + b"]" * 1015  # orjson reads no more
+DEEP = b"[" * 1015 + b"]" * 1015  # the deepest nesting that orjson reads
 CONFIG = b"""name: "m" platform: "onnxruntime_onnx" max_batch_size: 8
 input [ { name: "x" data_type: TYPE_FP32 dims: [ -1 ] } ]
 output [ { name: "y" data_type: TYPE_FP32 dims: [ 1 ] } ]
@@ -209,7 +209,7 @@ SEEDS: dict[str, dict[str, bytes]] = {
         "jpeg-progressive": encoded(NOISE, "JPEG", progressive=True),
         "jpeg-cmyk": encoded(NOISE.convert("CMYK"), "JPEG"),
         "webp-lossless": encoded(NOISE.convert("RGBA"), "WEBP", lossless=True),
-        # 9,400 by 9,400 pixels
+        # 9,400 × 9,400 pixels
         "harm-webp": bytes.fromhex(
             "524946461a000000574542505650384c0d0000002fb7e42d19071011118888fe0700"
         ),

@@ -1,9 +1,6 @@
-"""Our parsers, each a function of bytes, which may raise a ServingError that is the caller's
-mistake and nothing else.
-
-The parts of a request that are no body stand before it, one on a line. Triton is a stand-in that
-gives back what it gets.
-"""
+"""Defines the targets of fuzzing: each is a parser of this project, as a function of bytes. It may
+raise a ServingError that blames the caller, and nothing else. In an input, the other parts of a
+request come before its body, one per line. A stand-in for Triton returns its inputs."""
 
 import json
 import tempfile
@@ -45,14 +42,14 @@ from tests.fuzz.seeds import SEEDS
 
 CORPUS = Path(__file__).parent / "corpus"
 LIMITS = Limits(max_image_pixels=250_000)  # 2 MB
-REDUCED = Limits(max_image_pixels=250_000, side=5)  # of a JPEG of 8 rows 5 are decoded
-MOST_BYTES = 2**20  # of an unpacked body
+REDUCED = Limits(max_image_pixels=250_000, side=5)  # 5 of 8 rows of a JPEG are decoded
+MOST_BYTES = 2**20  # maximum size of a decompressed body
 REFUSALS = {400, 403, 404, 405, 406, 409, 410, 413, 415}
-TEXT = "latin-1"  # as headers are
+TEXT = "latin-1"  # the encoding of headers
 
 
 class Checked(Echo):
-    """A stand-in for Triton that also makes the message that would be sent."""
+    """A stand-in for Triton that also creates the message that would be sent to Triton."""
 
     def infer(self, request: InferRequest, deadline: Deadline = NEVER) -> Any:
         request.message({}).SerializeToString()
@@ -100,7 +97,7 @@ APP.extensions["serving"] = Services(Settings.from_env({}), "")
 
 
 def answer(body: Body, request: Request | None = None) -> None:
-    """Answer a body with every kind of model, because one may accept what another refuses."""
+    """Answer a body with a model of every kind, because one may accept what another refuses."""
     body.named  # noqa: B018
     for served in MODELS:
         try:
@@ -110,7 +107,7 @@ def answer(body: Body, request: Request | None = None) -> None:
 
 
 def check(error: ServingError) -> None:
-    """Check that the refusal gives a reason that can be written."""
+    """Assert that the refusal gives a reason that can be written as JSON."""
     if error.status not in REFUSALS:
         raise AssertionError(f"{type(error).__name__} is {error.status}") from error
     str(error).encode()
@@ -124,7 +121,7 @@ def body(data: bytes) -> None:
 
 
 class Anything(Ones):
-    """A client of any task, which takes any parameter."""
+    """A client for any task, which accepts any parameter."""
 
     def read_parameters(self, values: Mapping[str, Any]) -> dict[str, Any]:
         return dict(values)
@@ -151,14 +148,14 @@ def api(data: bytes) -> None:
 
 
 class Rows(Ones):
-    """A client of rows of two cells."""
+    """A client for rows of two cells."""
 
     codec = ROW
     absent = ("0", "")
 
 
 def bare(data: bytes) -> None:
-    """Read JSON without keys of ours, and rows of LibSVM."""
+    """Read JSON without this project's keys, and rows in LibSVM's format."""
     rows = _served(Rows, TensorSpec("x", "FP32", (1,)), batch=4)
     for kind in ("application/json", "text/libsvm"):
         try:
@@ -193,7 +190,7 @@ def image(data: bytes) -> None:
 
 
 def headers(data: bytes) -> None:
-    """Read Custom-Attributes, Session-Id and names of models."""
+    """Read Custom-Attributes, Session-Id and the names of models."""
     attributes, _, session = data.decode(TEXT).partition("\n")
     pairs = read_attributes(attributes)
     Target.within("the header", pairs)
@@ -205,8 +202,8 @@ def headers(data: bytes) -> None:
 
 
 def parameters(data: bytes) -> None:
-    """The JSON of `parameters`, and the kind of the model and of its body, or what is made of
-    anything else."""
+    """Read `parameters` as JSON, for a kind of model and of body that the input also chooses. If
+    the input is anything else, derive them from it."""
     kind, _, content = data.partition(b"\n")
     try:
         json.loads(content)
@@ -244,7 +241,7 @@ def check_sequence(served: ServedModel, sent: Mapping[str, Any]) -> None:
             raise AssertionError(f"{sequencing.id_types} get {name} {value!r}")
 
 
-# the numbers that memory of CORRID's datatype holds
+# the numbers that fit into CORRID's datatype
 HELD = {
     "UINT64": range(2**64),
     "INT64": range(-(2**63), 2**63),
@@ -327,7 +324,7 @@ TARGETS: dict[str, Callable[[bytes], None]] = {each.__name__: each for each in F
 
 
 def run(target: str, data: bytes) -> None:
-    """Run the target. Raise everything that is not a refusal."""
+    """Run the target. Raise every exception except refusals."""
     try:
         TARGETS[target](data)
     except ConfigError:
@@ -338,7 +335,7 @@ def run(target: str, data: bytes) -> None:
 
 
 def corpus(target: str) -> dict[str, bytes]:
-    """Return the inputs that fuzzing begins with, by name: the seeds, and the inputs that once
+    """Return the inputs that fuzzing starts from, by name: the seeds, and the inputs that once
     failed."""
     return SEEDS[target] | {file.name: file.read_bytes() for file in (CORPUS / target).glob("*")}
 

@@ -1,5 +1,6 @@
-"""Every parser answers or refuses: the kept corpus and 1,000 new inputs for each parser alone, and
-changed bodies of the corpus through the real server. `make fuzz` does more of the first."""
+"""Tests that every parser accepts or refuses its input: the corpus and 1,000 new inputs for each
+parser, and mutated bodies of the corpus sent to the real server. `make fuzz` tries more inputs for
+the parsers."""
 
 import re
 import subprocess
@@ -18,10 +19,10 @@ from tests.support.harness import ROOT, Server
 
 pytestmark = pytest.mark.full
 
-EXECUTIONS = 1000  # of each target
+EXECUTIONS = 1000  # number of new inputs for each target
 REQUESTS = 300
-MEMORY = 2**30  # bytes of one gunicorn worker: a largest image and itself
-FAILURES = {503, 504, 507}  # that say that the server is busy, late or full
+MEMORY = 2**30  # maximum bytes of a gunicorn worker: its own memory and the largest image
+FAILURES = {503, 504, 507}  # statuses that mean that the server is busy, late or full
 PATHS = ("/invocations", *(f"/v2/models/{name}/infer" for name in ("scale", "identity", "nobody")))
 MODELS = ("resnet", "yolov5", "bert", "scale", "identity", "")
 JSON = "application/json"
@@ -33,8 +34,8 @@ def test_have_a_fuzzing_function_for_each_target_of_the_command() -> None:
 
 @pytest.fixture(scope="module")
 def fuzzed() -> str:
-    """Return the command's output for all targets, each of which begins with its corpus. They share
-    a run, because instrumenting our code takes seconds."""
+    """Return the command's output for all targets. Each target starts from its corpus. All targets
+    share one run, because instrumenting the code takes seconds."""
     command = [sys.executable, "-m", "tests.fuzz", "--executions", str(EXECUTIONS * len(TARGETS))]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == int("failed: " in done.stdout), done.stdout + done.stderr

@@ -1,5 +1,6 @@
-"""Hostile `parameters` through the real server, to models with every kind of sequence, beside
-sessions whose answers must stay their own. FUZZ_CALLS says how many; `make fuzz` sends more."""
+"""Sends hostile `parameters` to models with every kind of sequence on a real server, while other
+sessions must keep getting the right answers. FUZZ_CALLS is the number of requests; `make fuzz`
+sends more."""
 
 import json
 import os
@@ -18,12 +19,13 @@ from tests.support.streaming_models import ID_TYPES, STRATEGIES, make_summers, s
 pytestmark = pytest.mark.full
 
 CALLS = int(os.environ.get("FUZZ_CALLS") or 600)
-THREADS = 4  # the direct strategy has 8 slots: each caller has at most two sequences of a model
-STEP, HOSTILE = 4.0, 0.5  # numbers of a session's own steps, and of the other requests
+THREADS = 4  # the direct strategy has 8 slots, and each caller has at most two sequences of a model
+# the numbers that sessions send in their own steps, and that hostile requests send
+STEP, HOSTILE = 4.0, 0.5
 ANSWERS = {200, 400, 410, 413}
 BINARY = "application/vnd.sagemaker-triton.binary+json;json-header-size=%d"
 MODELS = [summer_name(strategy, id_type) for strategy in STRATEGIES for id_type in ID_TYPES]
-# the direct strategy with strings as ids fails at times (quirks.py)
+# sequences with the direct strategy and strings as ids sometimes fail (quirks.py)
 STEADY = [model for model in MODELS if model != summer_name("direct", "TYPE_STRING")]
 
 server = module_server(
@@ -40,7 +42,8 @@ class Caller:
         self.steps = dict.fromkeys(MODELS, 0)
 
     def run(self, calls: int) -> int:
-        """Return how many of the hostile requests were answered with 200."""
+        """Send this many hostile requests between the steps. Return how many were answered with
+        200."""
         taken = 0
         for call in range(calls):
             model = self.random.choice(MODELS)
@@ -56,7 +59,8 @@ class Caller:
         return f"own-{self.number}".ljust(128) if model.endswith("string") else 1000 + self.number
 
     def step(self, model: str) -> None:
-        """Make the next step of the session. Its total counts all steps, and nothing else."""
+        """Take the next step of the session. Assert that its total is the sum of its own steps
+        only."""
         flags = {"sequence_start": True} if self.steps[model] == 0 else {}
         self.steps[model] += 1
         reply = self.send(model, STEP, {"sequence_id": self.own_id(model), **flags})
@@ -64,13 +68,13 @@ class Caller:
         assert self.total(reply) == STEP * self.steps[model], (model, reply.text)
 
     def attack(self, model: str) -> bool:
-        """Send a hostile request, and end the sequence that it began. Return whether it was
+        """Send a hostile request, and end the sequence that it started. Return whether it was
         answered with 200."""
         own_ids = range(1000, 1000 + THREADS)
         sent = parameters(self.random, near=self.random.choice(own_ids))
         own_id = sent.get("sequence_id")
         if type(own_id) is int and own_id in own_ids:
-            return False  # the id of a session, which any caller may use
+            return False  # this is the id of a session, and any caller may use it
         reply = self.send(model, HOSTILE, sent)
         what = (model, sent, reply.status_code, reply.text[:500])
         assert reply.status_code in ANSWERS, what

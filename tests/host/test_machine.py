@@ -1,4 +1,5 @@
-"""A machine laid out in a folder: control groups of both versions, memory, devices."""
+"""Tests the detection of a machine that is laid out in a folder: control groups of both versions,
+memory, devices."""
 
 import os
 from pathlib import Path
@@ -45,7 +46,7 @@ def test_read_the_features_of_a_processor_from_linux(tmp_path: Path) -> None:
 
 V2, V1 = "sys/fs/cgroup/{}", "sys/fs/cgroup/cpu/cpu.cfs_{}_us"
 UNLIMITED = "9223372036854771712\n"
-GROUPS: dict[str, tuple[dict[str, str], float, float]] = {  # files -> processors, GiB
+GROUPS: dict[str, tuple[dict[str, str], float, float]] = {  # name: (files, processors, GiB)
     "none": ({}, CPUS, 8),
     "the root's": (
         {

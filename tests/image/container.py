@@ -1,4 +1,5 @@
-"""The image as a container: as locked up as any platform does it, and always without a network."""
+"""Runs the image in containers with few rights, as the strictest platforms do, and always without a
+network."""
 
 import json
 import os
@@ -16,13 +17,13 @@ from typing import Any
 from tests.support.harness import PATIENCE, ROOT, Server, free_port, wait_until
 from tests.support.started import ends_with, kill
 
-# Keeps layers from one run of the tests to the next, outside of the repository.
+# a folder outside the repository that keeps layers from one run of the tests to the next
 HOME = Path(
     os.environ.get("CONTAINERS_HOME")
     or Path(tempfile.gettempdir()) / "triton-multi-model-containers"
 )
-# A cold build takes 85 s on two idle processors. Another run of the tests builds in the same store,
-# and podman waits with a start while a layer is written there.
+# A build without cached layers takes 85 s on two idle processors. Other runs of the tests use the
+# same store, and podman cannot start a container while a layer is being written.
 BUILD_SECONDS = 1200
 RELAY = ROOT / "tests/image/relay.py"
 SUDO = () if os.geteuid() == 0 else ("sudo", "--non-interactive", "--preserve-env")
@@ -46,15 +47,16 @@ tmp_dir = "{home}/libpod"
 
 
 def podman_environment() -> dict[str, str]:
-    """Return variables with which podman keeps everything in HOME, and write the files that they
-    name."""
+    """Return environment variables with which podman keeps everything in HOME, and write the files
+    that they name."""
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     HOME.joinpath("tmp").mkdir(parents=True, exist_ok=True)
     for name, text in (("storage.conf", STORAGE), ("containers.conf", ENGINE)):
-        # Only a process with CAP_SYS_RESOURCE could set more than our own limit.
+        # only a process with CAP_SYS_RESOURCE could set a limit above its own
         new = HOME / f"{name}.{os.getpid()}"
         new.write_text(text.format(home=HOME, files=min(20000, files) if files > 0 else 20000))
-        new.replace(HOME / name)  # at once, because a podman of another run may be reading it
+        # atomically, because podman in another run may be reading the file
+        new.replace(HOME / name)
     return {
         "CONTAINERS_STORAGE_CONF": str(HOME / "storage.conf"),
         "CONTAINERS_CONF": str(HOME / "containers.conf"),
@@ -63,7 +65,7 @@ def podman_environment() -> dict[str, str]:
 
 
 def podman(*arguments: str) -> str:
-    """Return what podman prints. Fail with its error."""
+    """Run podman, and return its output. If it fails, raise its error."""
     command = [*SUDO, "podman", *arguments]
     done = subprocess.run(
         command, env=os.environ | podman_environment(), cwd=HOME, capture_output=True, text=True
@@ -73,7 +75,8 @@ def podman(*arguments: str) -> str:
 
 
 def build_image(command: str) -> str:
-    """Build the working tree with a command of docs/image.md. Return the image's name."""
+    """Build the image from the working tree with a command of docs/image.md. Return the image's
+    name."""
     name = f"localhost/test-{os.getpid()}"
     own = {"ENGINE": "podman", "IMAGE": name, "TAG": "1", "PYTHON": sys.executable}
     environ = os.environ | podman_environment() | own
@@ -84,9 +87,9 @@ def build_image(command: str) -> str:
 
 
 class Container(Server):
-    """A Server whose `serve` is PID 1 of a container, with the methods of tests/support/harness.py
-    to call and stop it. `options` are podman's, `arguments` those of the image, `variables` the
-    container's."""
+    """A Server whose `serve` is PID 1 of a container, with the methods for calling and stopping it
+    from tests/support/harness.py. `options` are podman's options, `arguments` the image's
+    arguments, and `variables` the container's environment variables."""
 
     def __init__(
         self,
@@ -127,7 +130,7 @@ class Container(Server):
         self.url = f"http://127.0.0.1:{self.port}"
 
     def connect(self) -> "Container":
-        # asking podman takes a tenth of a second of processor time
+        # each call of podman takes a tenth of a second of processor time
         wait_until(
             lambda: self.log.stat().st_size or self.process.poll() is not None,
             f"{self.name} writes into its log",
@@ -143,8 +146,8 @@ class Container(Server):
         return self
 
     def begun(self) -> dict[str, Any]:
-        """Return the state of a container that runs or has ended, empty before. Fail if podman does
-        not start it."""
+        """Return the state of a container that is running or has ended, or "" before that. Fail if
+        podman does not start it."""
         ended = self.process.poll() is not None
         state = self.state()
         assert state or not ended, (
@@ -172,7 +175,7 @@ class Container(Server):
         return podman("exec", self.name, *command)
 
     def status(self) -> dict[str, Any]:
-        """Return the status. Its pids are the container's own numbers."""
+        """Return the supervisor's status. The pids in it are those inside the container."""
         state: dict[str, Any] = json.loads(self.run("cat", f"{self.run_dir}/status.json"))
         return state
 

@@ -17,7 +17,7 @@ CONTAINER = ("127.0.0.1", 8080)
 
 
 async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Close a caller's connection if nothing listens in the container."""
+    """Forward a caller's connection, or close it if nothing listens in the container."""
     try:
         callee, to_callee = await asyncio.open_connection(*CONTAINER)
     except OSError:
@@ -29,7 +29,7 @@ async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
 
 
 async def pump(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
-    """Pass on all that comes, and then the end."""
+    """Pass on all data, and then the end of the stream."""
     with suppress(OSError):
         while data := await source.read(65536):
             target.write(data)
@@ -41,7 +41,7 @@ async def pump(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> No
 async def main(port: int, pid: int) -> None:
     with socket.create_server(("127.0.0.1", port), backlog=128) as listener:
         libc = ctypes.CDLL(None, use_errno=True)
-        # what is connected from now on is connected there
+        # connections that are opened from now on are opened in that namespace
         with Path(f"/proc/{pid}/ns/net").open() as namespace:
             if libc.setns(namespace.fileno(), CLONE_NEWNET):
                 raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))

@@ -1,5 +1,5 @@
-"""The image, built once: what it contains, and its containers as platforms start, limit and stop
-them."""
+"""Tests the image, which is built once: its contents, and its containers as platforms start, limit
+and stop them."""
 
 import json
 import os
@@ -33,7 +33,7 @@ from tests.simulate.simulation import QUICK, client_of
 from tests.support.harness import ROOT, b64, expect_error, wait_until
 from tests.support.readme import commands
 
-# the first test waits for the build
+# the first test waits until the image is built
 pytestmark = [pytest.mark.full, pytest.mark.timeout(BUILD_SECONDS)]
 
 Start = Callable[..., Container]
@@ -44,12 +44,12 @@ def image() -> Iterator[str]:
     build, _run = commands("Build and run", "docs/image.md")
     name = build_image(build)
     yield name
-    podman("untag", name)  # of all its names; the layers stay, for the next time
+    podman("untag", name)  # remove all its names; the layers stay for the next run
 
 
 @pytest.fixture
 def start(image: str, tmp_path: Path) -> Iterator[Start]:
-    """Return a function that starts containers, which are removed after the test."""
+    """Return a function that starts containers. They are removed after the test."""
     running: list[Container] = []
 
     def starter(
@@ -68,7 +68,7 @@ def start(image: str, tmp_path: Path) -> Iterator[Start]:
 # --- what the image contains ---
 
 LOCKED = re.compile(r"^([a-z0-9._-]+)==(\S+)", re.MULTILINE)
-# Prints what is installed, how modules are compiled, and who may write what.
+# prints which packages are installed, how modules are compiled, and which files the user may write
 LOOK = r"""
 import importlib.metadata, importlib.util, json, os, pathlib, shutil, sys, sysconfig
 def below(*roots):
@@ -97,7 +97,7 @@ print(json.dumps({
 
 
 def run_python(image: str, code: str, *arguments: str) -> str:
-    """Run the image's Python without a network. Return what it prints."""
+    """Run code with the image's Python, without a network. Return its output."""
     python = "--entrypoint=/opt/program/.venv/bin/python"
     return podman("run", "--rm", "--network=none", python, image, "-c", code, *arguments)
 
@@ -170,7 +170,7 @@ def test_start_stop_and_call_the_image_as_platforms_do(config: Any) -> None:
     assert run["StopSignal"] == "SIGTERM"
     assert run["ExposedPorts"] == {"8080/tcp": {}}
     variables = {entry.partition("=")[0] for entry in run["Env"]}
-    # else a setting would be set
+    # otherwise the image would change the default of a setting
     assert not variables & {name for row in TABLE for name in row.variables}
     check = config["HealthCheck" if "HealthCheck" in config else "Healthcheck"]
     assert check["Test"] == ["CMD", "/opt/program/serve", "--ping"]
@@ -279,7 +279,7 @@ def shown_calls(container: Container) -> list[str]:
 
 
 def ended(container: Container) -> tuple[int, str]:
-    """Return (exit code, output) of a container that ends by itself."""
+    """Wait until a container has ended by itself. Return its exit code and output."""
     return container.process.wait(BUILD_SECONDS), container.output()
 
 
@@ -318,8 +318,8 @@ def test_classify_a_photo_with_the_image_of_the_readme(image: str, tmp_path: Pat
 
 
 def built_as_the_readme_says(folder: Path) -> str:
-    """Build the README's image and return its name. Add to the command what podman needs without a
-    registry."""
+    """Build the image with the README's command, and return its name. The command gets the options
+    that podman needs without a registry."""
     name = f"localhost/readme-{os.getpid()}"
     build, run = map(shlex.split, README[0].split(" && "))
     assert build[:2] == ["docker", "build"]
@@ -345,7 +345,7 @@ def built_as_the_readme_says(folder: Path) -> str:
 
 
 def test_run_as_any_user_and_restart_a_killed_tritonserver(start: Start) -> None:
-    """SageMaker sends the argument, and OpenShift chooses a user for each project."""
+    """SageMaker adds the argument, and OpenShift chooses a user for each project."""
     user = ("--user", "12345:0")
     container = start(*user, arguments=("serve",), **ONE_MODEL).wait_ready()
     before = container.pid("tritonserver")
@@ -367,7 +367,7 @@ def test_refuse_a_wrong_argument_and_list_the_right_ones(start: Start) -> None:
 
 
 def test_say_what_to_mount_if_nothing_is_writable(start: Start) -> None:
-    """This is Kubernetes' readOnlyRootFilesystem without an emptyDir."""
+    """Kubernetes' readOnlyRootFilesystem without an emptyDir has this effect."""
     code, output = ended(start("--tmpfs", "/opt/nothing", SERVE_RUN_DIR="/run/serve"))
     assert code == 2
     assert "--tmpfs /tmp" in output
@@ -453,13 +453,13 @@ def test_answer_507_to_a_load_beyond_the_memory_until_an_unload(
 # --- python -m simulate --image ---
 
 Simulate = Callable[..., Command]
-# how soon a busy machine answers /ping is not what these tests ask
+# these tests do not check how fast a busy machine answers /ping
 PATIENT = ("--limit", f"ping-time={QUICK['ping-time']}")
 
 
 @pytest.fixture
 def simulate(image: str, tmp_path: Path) -> Iterator[Simulate]:
-    """Start the simulator, and check afterwards that it ended well and left no container."""
+    """Start the simulator. Check afterwards that it exited successfully and left no container."""
     started: list[Command] = []
 
     def start(*arguments: str) -> Command:
@@ -475,7 +475,7 @@ def simulate(image: str, tmp_path: Path) -> Iterator[Simulate]:
 
 
 def test_get_an_answer_of_every_mounted_model(simulate: Simulate, repository: Path) -> None:
-    repository.chmod(0o755)  # the container's user is not we
+    repository.chmod(0o755)  # the container's user is not the user of the tests
     command = simulate("--memory", "3g", "--model-data", str(repository))
     client = client_of(command.wait_ready())
     for model in SERVED:

@@ -1,4 +1,4 @@
-"""The manifests in kubernetes/ are valid, and agree with what serve does."""
+"""Tests that the manifests in kubernetes/ are valid, and consistent with what `serve` does."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ DEPLOYMENT, SERVICE = yaml.safe_load_all((ROOT / "kubernetes/deployment.yaml").r
 RUNTIME = yaml.safe_load((ROOT / "kubernetes/servingruntime.yaml").read_text())
 PODS = {"Deployment": DEPLOYMENT["spec"]["template"]["spec"], "ServingRuntime": RUNTIME["spec"]}
 # Fields of KServe's ServingRuntimeSpec and SupportedModelFormat (API reference of KServe 0.15), for
-# which no validator can be installed here. Its containers and volumes are Kubernetes' own.
+# which no validator is available here. The containers and volumes in them are those of Kubernetes.
 RUNTIME_FIELDS = {
     "supportedModelFormats",
     "multiModel",

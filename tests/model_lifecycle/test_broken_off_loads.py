@@ -1,5 +1,5 @@
-"""Loads that Triton has not ended when the manager gives up, or that the manager or tritonserver
-did not survive."""
+"""Tests loads that Triton has not finished when the manager gives up, or during which the manager
+or tritonserver is killed."""
 
 import time
 from collections.abc import Iterator
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.stack
 
 
 class Stubborn(Manager):
-    """A manager that cannot end a load once `is_helpless` is set, as if tritonserver itself waited
+    """A manager that cannot end a load while `is_helpless` is set, as if tritonserver itself waited
     for a file."""
 
     is_helpless = False
@@ -63,8 +63,8 @@ def policy(manager: Stubborn) -> OnPost:
 
 
 def hold_a_load(policy: OnPost, seconds: float = 2.0) -> str:
-    """Give up a load after `seconds`. It goes on in Triton as long as its process lives. Return the
-    archive's URL."""
+    """Start a load that does not end, and let the manager give it up after `seconds`. It continues
+    in Triton as long as the model's process lives. Return the archive's URL."""
     folder = policy.settings.model_repositories[0] / "id/model"
     make_model(folder / "net", initialize="hold()")
     usual, policy.manager.load_timeout = policy.manager.load_timeout, seconds
@@ -73,7 +73,7 @@ def hold_a_load(policy: OnPost, seconds: float = 2.0) -> str:
     policy.manager.load_timeout = usual
     entry = policy.manager.get("m")
     assert entry and entry.state == UNLOADING
-    make_model(folder / "net")  # for the next load
+    make_model(folder / "net")  # the next load gets this model, which does not hang
     return str(folder)
 
 
@@ -119,8 +119,8 @@ def test_leave_the_old_model_to_the_next_tritonserver_after_a_late_reload(
 
 
 def restarted(policy: OnPost, tmp_path: Path) -> set[str]:
-    """Return the models that another tritonserver has loaded when it answers. Also let the policy
-    end the unloads that the killed one did not."""
+    """Start another tritonserver, and return the models that it has loaded. Also let the policy
+    finish the unloads that the killed one did not finish."""
     options = ("--model-control-mode=explicit", "--load-model=*")
     folder, log = policy.settings.staged_folder, tmp_path / "next.log"
     with serving(folder, tritonserver.backend_directory(), log, *options) as server:

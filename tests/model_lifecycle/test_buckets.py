@@ -1,4 +1,4 @@
-"""On-demand mode with models in a bucket: moto's S3 over HTTP, the real Triton."""
+"""Tests on-demand mode with models in a bucket: moto's S3 over HTTP, and a real Triton."""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -37,7 +37,7 @@ def no_faults(store: ObjectStore) -> Iterator[None]:
 
 
 def put(store: ObjectStore, folder: Path, number: int, **more: str) -> None:
-    """Put the archive `mNUMBER` of a model that multiplies by its number."""
+    """Put the archive `mNUMBER`, whose model multiplies by its number, into the bucket."""
     pack(folder, number, **more)
     store.put(f"of/m{number}.tar.gz", (folder / f"m{number}.tar.gz").read_bytes())
 

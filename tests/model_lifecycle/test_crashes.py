@@ -1,5 +1,5 @@
-"""An archive that crashes or hangs: the others serve on, and it can always be unloaded and loaded
-again."""
+"""Tests archives that crash or hang: other models stay available, and the archive can always be
+unloaded and loaded again."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -53,8 +53,8 @@ def serves(running: Container, name: str) -> bool:
 
 
 def reloads(running: Container, name: str) -> None:
-    """Check that the archive is unloaded, loaded and served, and that the same tritonserver serves
-    the others."""
+    """Check that the archive can be unloaded, loaded and called, and that the same tritonserver
+    still serves the others."""
     triton = running.server.pid("tritonserver")
     unloaded = running.unload(name)
     assert unloaded.status_code == 200, unloaded.text

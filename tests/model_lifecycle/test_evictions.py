@@ -1,5 +1,5 @@
-"""The policy of on-demand mode: what it loads, evicts and rejects, with a Triton that only reports
-loads."""
+"""Tests the policy of on-demand mode: which models it loads, evicts and rejects. The Triton here
+only reports loads."""
 
 import math
 import threading
@@ -36,19 +36,20 @@ from tests.support.harness import wait_until
 
 pytestmark = pytest.mark.unit
 
-IN_FUTURE = -1000.0  # seconds since the last use of a model that stays in use during the test
-SIZE, MEMORY = 100, 350  # bytes of each model, and of all: room for three
+# seconds since the last use; negative, so that a model stays in use during the whole test
+IN_FUTURE = -1000.0
+SIZE, MEMORY = 100, 350  # bytes of each model, and of memory: room for three models
 
 
 class Triton(FakeTriton):
-    """A Triton that has unloaded a model as soon as it is asked to."""
+    """A Triton that unloads a model immediately."""
 
     def index(self) -> list[IndexEntry]:
         return []
 
 
 class Measured(OnDemand):
-    """A policy that measures SIZE for each model that is loaded."""
+    """A policy that measures SIZE for each loaded model."""
 
     keeps_memory = False
 
@@ -92,13 +93,13 @@ class World:
         write(self.repository / name, f"{ONNX} {X} {Y}")
 
     def measure(self, name: str, size: int) -> None:
-        """Let a model have been measured in an earlier load."""
+        """Pretend that the model was measured in an earlier load."""
         found = self.policy._source.find(name)
         assert found
         self.policy._measured[name, found.signature] = size
 
     def load(self, name: str) -> ServingError | None:
-        """Load a model as a call does. Return the error with which it is rejected."""
+        """Load a model as a call would. Return the error with which the call is rejected."""
         self.policy.want(name)
         wait_until(lambda: name not in self.policy._loading, f"the load of {name} has ended")
         table = self.table()
@@ -112,7 +113,7 @@ class World:
         return {entry.name for entry in self.table().entries.values() if entry.state == READY}
 
     def age(self, *names: str, seconds: float = 60.0) -> None:
-        """Let the last use of the models be long ago, of the first one the longest."""
+        """Move the last use of all models into the past, furthest for the first one."""
         for number, name in enumerate(names):
             entry = self.manager.get(name)
             assert entry
@@ -291,7 +292,7 @@ def test_begin_another_load_beside_a_slow_one(world: World) -> None:
 def test_forget_the_measured_size_of_a_model_that_has_changed(world: World) -> None:
     assert world.load("a") is None
     (world.repository / "b/1/model.onnx").touch()
-    error = world.load("b")  # its estimate is larger than MEMORY
+    error = world.load("b")  # the estimate of its size is larger than MEMORY
     assert isinstance(error, OutOfMemory) and "never" in str(error)
 
 

@@ -1,4 +1,4 @@
-"""What the manager makes of a worker's answer to a model's example."""
+"""Tests how the manager treats a worker's answer to a model's example."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -18,8 +18,8 @@ pytestmark = pytest.mark.unit
 
 
 class Asked(Examples):
-    """A worker that answers with each of `errors` in turn, None meaning 200. `restarts` replaces
-    tritonserver in between."""
+    """A worker that answers with each of `errors` in turn; None means 200. If `restarts` is true,
+    tritonserver is replaced in between."""
 
     def __init__(self, folder: Path, *errors: Exception | None, restarts: bool = False) -> None:
         manager = Manager(replace(Settings(), run_dir=folder, workers=1), FakeTriton())

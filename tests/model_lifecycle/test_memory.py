@@ -1,4 +1,5 @@
-"""Out-of-memory texts, the admission check, and the measure that it rests on."""
+"""Tests the recognition of out-of-memory messages, the admission check, and the measurement on
+which it is based."""
 
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from tests.conformance.multi import OUT_OF_MEMORY as NATIVES
 pytestmark = pytest.mark.unit
 
 MEGABYTE = 2**20
-TEXTS = (  # tests/conformance asks a real model for those that native Triton knows too
+TEXTS = (  # tests/conformance provokes those of them that native Triton knows too with a real model
     *NATIVES,
     "Internal: MemoryError: Unable to allocate 9 GiB",
     "torch.OutOfMemoryError: x",

@@ -1,4 +1,5 @@
-"""Multi-model mode over real HTTP: archives of small models on Triton's python backend."""
+"""Tests multi-model mode over real HTTP, with archives of small models for Triton's Python
+backend."""
 
 import os
 import signal
@@ -86,7 +87,7 @@ CLIENT = NUMBER_CLIENT.replace("INPUT", "x").replace(
 
 
 def make_model(folder: Path, factor: float = 1, initialize: str = "pass", label: str = "") -> None:
-    """Make a model folder, with its own client if there is a label."""
+    """Make a model folder. If there is a label, the model has its own client."""
     (folder / "1").mkdir(parents=True, exist_ok=True)
     code = MODEL.replace("FACTOR", str(factor)).replace("INITIALIZE", initialize)
     (folder / "1/model.py").write_text(code)
@@ -103,7 +104,7 @@ def make_ensemble(archive: Path, factor: float, label: str, initialize: str = "p
 
 
 class Container:
-    """A server in multi-model mode, and SageMaker's calls to it."""
+    """Runs a server in multi-model mode, and makes SageMaker's calls to it."""
 
     def __init__(self, server: Server, root: Path) -> None:
         self.server, self.root = server, root
@@ -139,7 +140,7 @@ class Container:
         return len(list(tree(self.server.pid("tritonserver")))) - 1
 
 
-LOADED = {  # model_name: (folder, Target-Model)
+LOADED = {  # model_name -> (folder, Target-Model)
     "first": ("h1", "net-1.tar.gz"),
     "sec/ond %20": ("h2", "team a/net-2.tar.gz"),
     "ensemble-1": ("e1", ""),
@@ -148,7 +149,7 @@ LOADED = {  # model_name: (folder, Target-Model)
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Container]:
-    """Load the models of LOADED, all at once."""
+    """Load the models of LOADED, all at the same time."""
     folder = tmp_path_factory.mktemp("multi")
     root = folder / "models"
     make_model(root / "h1/model/net", 10, label="ten")
@@ -269,7 +270,8 @@ def test_answer_400_without_trying_if_a_model_can_never_fit(running: Container) 
 
 
 def test_answer_507_without_trying_if_a_model_does_not_fit_now(running: Container) -> None:
-    """Its estimate is twice its file: just below all memory that models may take."""
+    """The estimated memory is twice the size of the file: just below the memory that all models may
+    take."""
     make_model(running.path("large") / "net")
     with (running.path("large") / "net/1/weights").open("wb") as weights:
         weights.truncate(int(0.8 * memory_limit() - PER_INSTANCE) // 2 - 2**20)
@@ -351,7 +353,8 @@ def test_complete_an_archive_from_its_code(running: Container) -> None:
     )
     (code.parent / "helper.py").touch()
     (running.path("says") / "net/config.pbtxt").write_text('backend: "python"\n')
-    reply = running.load("says", "says", "..")  # a Target-Model, and no folder of Triton's
+    # valid as a Target-Model, but not as the name of a folder in Triton
+    reply = running.load("says", "says", "..")
     assert reply.status_code == 200, reply.text
     reply = running.invoke("says", json={"inputs": [tensor([7])]})
     assert reply.json()["outputs"][0]["data"] == [42.0]
@@ -388,7 +391,7 @@ def test_finish_a_model_s_calls_before_its_unload(running: Container) -> None:
     make_model(running.path("busy") / "net", 2, label="two")
     assert running.load("busy", "busy").status_code == 200
     with ThreadPoolExecutor() as threads:
-        call = threads.submit(running.invoke, "busy", *[101.0] * 9)  # two batches
+        call = threads.submit(running.invoke, "busy", *[101.0] * 9)  # two batches of instances
         wait_until(lambda: running.is_held("busy"), "it is called")
         unload = threads.submit(running.unload, "busy")
         wait_until(lambda: running.get("/busy").status_code == 404, "it is listed no more")
@@ -433,7 +436,8 @@ def test_leave_no_process_file_or_memory_after_unloads(running: Container) -> No
     loader.cycle(range(3))
     wait_until(lambda: running.stubs() == len(LOADED), "one process for each loaded model")
     before = usage(running.server.process.pid, running.server.run_dir)
-    for _ in range(3):  # one after the other: an archive is not loaded again before it is unloaded
+    # one after the other, because an archive must be unloaded before it is loaded again
+    for _ in range(3):
         loader.cycle(range(3))
 
     def nothing_is_left() -> bool:

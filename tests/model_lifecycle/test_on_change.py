@@ -1,4 +1,4 @@
-"""The policy for folders that change."""
+"""Tests the policy for model folders that change."""
 
 import os
 from dataclasses import replace

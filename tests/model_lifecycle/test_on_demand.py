@@ -1,5 +1,5 @@
-"""On-demand mode over real HTTP: the first call to a model loads it, and others are evicted for
-it."""
+"""Tests on-demand mode over real HTTP: the first call to a model loads it, and other models are
+evicted to make room."""
 
 import contextlib
 import json
@@ -26,7 +26,7 @@ ARCHIVES, ROOM, HOT, CALLERS = 16, 8, 4, 4
 
 
 def pack(folder: Path, number: int, **more: str) -> None:
-    """Write `mNUMBER.tar.gz`, whose model multiplies by its number. `more` are further files."""
+    """Write `mNUMBER.tar.gz`, whose model multiplies by its number. `more` are additional files."""
     folder.mkdir(parents=True, exist_ok=True)
     unfinished = folder / f".m{number}"
     with tarfile.open(unfinished, "w:gz") as tar:
@@ -122,11 +122,11 @@ def test_load_an_ensemble_with_the_models_beside_it(server: Server) -> None:
     assert reply.json()["predictions"] == [{"five": 10.0}], reply.text
 
 
-def test_load_at_the_start_what_must_be_loaded(server: Server) -> None:
+def test_load_at_the_start_the_models_that_must_be_loaded(server: Server) -> None:
     wait_until(lambda: "part" in loaded(server), "the model of SERVE_LOAD_MODELS is loaded")
 
 
-def test_count_from_zero(server: Server) -> None:
+def test_report_counters_before_the_first_eviction(server: Server) -> None:
     assert counted(server, "serve_on_demand_evictions_total") == 0
 
 
@@ -164,7 +164,7 @@ def test_refuse_a_folder_outside_of_the_repository(server: Server) -> None:
     expect_error(call(server, "link"), 503, "model_failed", "link leads to")
 
 
-def test_say_of_a_get_that_the_model_is_not_loaded(server: Server, repository: Path) -> None:
+def test_answer_a_get_with_404_if_the_model_is_not_loaded(server: Server, repository: Path) -> None:
     pack(repository, 9)
     expect_error(server.get("/models/m9"), 404, "model_not_loaded", "first call")
 
@@ -213,7 +213,7 @@ def test_answer_100_names_at_once_of_which_90_do_not_exist(
         pack(repository, number)
     with ThreadPoolExecutor(100) as threads:
         replies = list(threads.map(lambda n: call(server, f"m{n}"), range(100, 200)))
-    # at most a quarter of all slots wait
+    # at most a quarter of all slots wait for loads
     later = {200: "", 404: "model_not_found", 503: "model_not_ready"}
     assert all(reply.json().get("code", "") == later[reply.status_code] for reply in replies)
     assert {reply.status_code for reply in replies[:10]} <= {200, 503}
@@ -284,8 +284,8 @@ def test_answer_for_all_60_loaded_models_after_tritonserver_was_killed(
 
 
 def call_until_answered(server: Server, number: int) -> None:
-    """Call a model until it answers. Assert that it gives no wrong answer, and no errors but 503
-    and 507."""
+    """Call a model until it answers. Assert that all answers are right, and all errors are 503 or
+    507."""
 
     def is_answered() -> bool:
         reply = call(server, f"m{number}")
@@ -316,7 +316,7 @@ def test_evict_the_least_recently_used_models(tmp_path: Path) -> None:
         allowed = {(200, ""), (503, "model_not_ready"), (507, "out_of_memory")}
         assert outcomes.keys() <= allowed, outcomes
         assert outcomes[200, ""] > ARCHIVES
-        # where loads take less than a second, all models were in use until now
+        # if loads take less than a second, all models have been in use until now
         for number in reversed(range(ARCHIVES)):
             if counted(server, "serve_on_demand_evictions_total") > 0:
                 break

@@ -1,4 +1,4 @@
-"""The policy of recovery, with a Triton that only says that it has loaded a model."""
+"""Tests the policy of recovery. The Triton here only reports that it has loaded a model."""
 
 import signal
 import subprocess
@@ -38,7 +38,7 @@ from tests.support.started import kill
 pytestmark = pytest.mark.unit
 
 DIED = "Stub process 'm_0_0' is not healthy"
-NOW = float("inf")  # after every reload
+NOW = float("inf")  # a time later than every reload
 NAMES = ["m", "other", "chain", "last", *(f"m{number}" for number in range(MOST_RELOADS))]
 
 
@@ -68,8 +68,8 @@ class FakeTriton(TritonGateway):
 
 
 class World:
-    """A world in which the models NAMES are served and `chain` calls the first two. Its
-    tritonserver is a process that sleeps."""
+    """The models NAMES, of which `chain` calls the first two, and a process that sleeps in place of
+    tritonserver."""
 
     def __init__(self, folder: Path) -> None:
         self.settings, self.triton = replace(Settings(), run_dir=folder, workers=1), FakeTriton()
@@ -207,7 +207,7 @@ def test_end_a_refusal_in_time_also_with_a_new_manager(world: World) -> None:
 
 
 class Emptied(FakeTriton):
-    """A Triton that has unloaded all models."""
+    """A Triton that has no model loaded."""
 
     def index(self) -> list[IndexEntry]:
         return []

@@ -1,4 +1,4 @@
-"""Model folders that change while the container serves (SERVE_RELOAD)."""
+"""Tests model folders that change while the server is running (SERVE_RELOAD)."""
 
 import re
 import shutil
@@ -17,9 +17,9 @@ from tests.support.harness import ONE_INSTANCE, Server, expect_error, save_graph
 
 pytestmark = pytest.mark.stack
 
-# a change takes seconds, and each look is a request
+# a change takes seconds, and each check is a request
 wait_until = partial(harness.wait_until, pause=0.2)
-# seconds of a caller between two calls: four callers want a processor and a half without
+# seconds between two calls of a caller; without a pause, four callers use one and a half processors
 PAUSE = 0.25
 
 CLIENT = '''
@@ -65,7 +65,7 @@ def write_weights(folder: Path, factor: float) -> None:
 
 
 def write_model(repository: Path, name: str, factor: float, word: str) -> Path:
-    """Write a model that answers 3 with [3 * factor, word]."""
+    """Write a model that answers the input 3 with [3 * factor, word]."""
     folder = repository / name
     write_weights(folder, factor)
     (folder / "config.pbtxt").write_text(CONFIG + ONE_INSTANCE)
@@ -108,7 +108,7 @@ def described(server: Server) -> dict[str, Any]:
 
 
 def listed(server: Server) -> dict[str, Any]:
-    """Return GET /models; on a busy machine Triton may not answer in time."""
+    """Return the reply of GET /models. On a busy machine, Triton may not answer in time."""
     document: dict[str, Any] = wait_until(
         lambda: server.get("/models"), "GET /models is 200"
     ).json()
@@ -116,7 +116,7 @@ def listed(server: Server) -> dict[str, Any]:
 
 
 def refused(server: Server) -> dict[str, str]:
-    """Return the changes that are not served, as GET /models lists them: models -> reasons."""
+    """Return the changes that are not served, as GET /models lists them: {models: reasons}."""
     entries = listed(server).get("refused", [])
     return {",".join(each["models"]): "\n".join(each["reasons"]) for each in entries}
 
@@ -139,7 +139,7 @@ def errors(server: Server, pattern: str) -> list[str]:
 
 
 def wait_tidy(server: Server) -> None:
-    """Wait until Triton has only the models that are served, by their own names."""
+    """Wait until Triton has only the served models, under their own names."""
 
     def is_tidy() -> bool:
         index = server.triton().post("/v2/repository/index").json()
@@ -152,7 +152,8 @@ def wait_tidy(server: Server) -> None:
 
 @contextmanager
 def constant_load(ask: Callable[[], Any], callers: int = 4) -> Iterator[list[Any]]:
-    """Let callers send calls all the time. Yield the list of their answers and errors."""
+    """Let callers call the model continuously in this context. Yield the list of their answers and
+    errors."""
     answers: list[Any] = []
     ended = threading.Event()
 
@@ -190,19 +191,20 @@ def test_replace_a_changed_model_without_an_error_to_any_caller(
             wait_for_answer(server, "product", [3.0 * factor, word])
             wait_tidy(server)
         wait_for_calls(answers, 20)
-    # A call in flight may meet the new model: an error or a status is none of these.
+    # Calls in flight during the change may be answered by the new model. Errors and other statuses
+    # would not be among these answers.
     assert {(6.0, "two"), (9.0, "three"), (12.0, "four")} <= {tuple(each) for each in answers}
     assert {product for product, _ in answers} == {6.0, 9.0, 12.0}
     assert set(states) == {(200, 200)}
     assert answer(server, "other") == [15.0, "five"]
     one = tensor([3])
     reply = server.triton().post("/v2/models/product/infer", json={"inputs": [one]})
-    # what Triton has by this name is the new one, too
+    # under this name, Triton itself also has the new model
     assert reply.json()["outputs"][0]["data"] == [12.0]
 
 
 def not_found_no_more(server: Server, name: str) -> Any:
-    """Return the reply to a call, once it is not 404."""
+    """Wait until a call is not answered with 404. Return the reply."""
     reply = server.post(json={"model_name": name, "instances": [3]})
     return None if reply.status_code == 404 else reply.json()
 
@@ -239,7 +241,7 @@ def break_client(model: Path) -> None:
 
 BROKEN: tuple[tuple[Callable[[Path], object], str], ...] = (
     (break_weights, "product/1/model.onnx"),
-    (break_client, "product.*KeyError.*client.py"),  # its example is asked
+    (break_client, "product.*KeyError.*client.py"),  # it fails on its example
     (lambda model: (model / "config.pbtxt").write_text("platform: onnx"), "product/config.pbtxt"),
 )
 
@@ -256,7 +258,7 @@ def test_refuse_a_broken_model_and_keep_serving_the_old_one(server: Server, fold
     write_model(folder, "product", 10, "ten")
     wait_for_answer(server, "product", [30.0, "ten"])
     assert refused(server) == {}
-    (folder / "product/loop").symlink_to("loop")  # now the folder cannot be read
+    (folder / "product/loop").symlink_to("loop")  # with this link, the folder cannot be read
     for factor, word in ((6, "six"), (5, "five")):
         write_model(folder, "other", factor, word)
         wait_for_answer(server, "other", [3.0 * factor, word])
@@ -326,7 +328,9 @@ def test_retry_a_refused_folder_after_a_file_is_touched(server: Server, folder: 
     wait_until(lambda: not refused(server), "what is gone is refused no more")
 
 
-def test_start_a_new_tritonserver_with_what_was_served(server: Server, folder: Path) -> None:
+def test_start_a_new_tritonserver_with_the_models_served_before(
+    server: Server, folder: Path
+) -> None:
     wait_tidy(server)
     before = answer(server, "other")
     break_weights(folder / "other")
@@ -359,5 +363,5 @@ def test_fail_ping_until_there_is_a_model(server: Server, folder: Path) -> None:
     assert server.ping() == 503
     write_model(folder, "product", 2, "two")
     wait_until(lambda: server.ping() == 200, server.output)
-    # the only one needs no name
+    # the only model need not be named
     assert server.post(json={"instances": [3]}).json()["predictions"] == [[6.0, "two"]]

@@ -1,5 +1,6 @@
-"""The nginx configuration of docs/on-demand.md, before three machines: addresses of the same nginx,
-which pass all calls on to one server and log which models they get."""
+"""Tests the nginx configuration of docs/on-demand.md in front of three machines. The machines are
+addresses of the same nginx that pass all calls on to one server, and log the models of these
+calls."""
 
 import re
 import socket
@@ -19,7 +20,7 @@ from tests.support.started import ends_with, kill
 
 pytestmark = pytest.mark.stack
 
-MODELS = 12  # that all of them have the same machine has a chance of 1 to 177,147
+MODELS = 12  # the probability that all of them are on the same machine is 1 in 177,147
 ADDRESSES = [f"10.0.0.{number}:8080" for number in (1, 2, 3)]
 WHOLE = """daemon off;
 pid {folder}/nginx.pid;
@@ -50,7 +51,7 @@ server {{
 class Replicas:
     url: str
     logs: list[Path]
-    sent: int = 0  # to the machines
+    sent: int = 0  # number of calls sent to the machines
 
     def call(self, path: str, **request: Any) -> requests.Response:
         self.sent += 1
@@ -58,11 +59,11 @@ class Replicas:
         return requests.post(self.url + path, json=body, timeout=PATIENCE, **request)
 
     def logged(self) -> list[list[str]]:
-        """Return the model of each call that each machine got."""
+        """Return, for each machine, the models of the calls that it got."""
         return [re.findall(r"\b(m\d+|broken)\b", log.read_text()) for log in self.logs]
 
     def wait_logged(self) -> list[list[str]]:
-        """Wait for the lines in the logs, which come after the replies."""
+        """Wait for the log lines, which are written after the replies."""
         wait_until(lambda: sum(map(len, self.logged())) == self.sent, "the logs have all calls")
         return self.logged()
 
@@ -78,7 +79,8 @@ def replicas(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Replicas]:
 
 
 def start_nginx(folder: Path, url: str) -> Replicas:
-    """Start nginx with the page's configuration, and machines before the server at `url`."""
+    """Start nginx with the page's configuration, in front of machines that pass calls on to the
+    server at `url`."""
     (page,) = [block.text for block in blocks("docs/on-demand.md") if block.language == "nginx"]
     port, machines, logs = free_port(), "", []
     page = page.replace("listen 80;", f"listen 127.0.0.1:{port};")
@@ -104,7 +106,7 @@ def is_open(port: int) -> bool:
 
 
 def shares(replicas: Replicas) -> list[set[str]]:
-    """Call each model. Return the models that each machine has got so far."""
+    """Call each model. Return the models that each machine has received so far."""
     for number in range(MODELS):
         assert answer(replicas.call(f"/models/m{number}/invoke")) == [2.0 * number]
     return [set(models) - {"broken"} for models in replicas.wait_logged()]

@@ -1,4 +1,5 @@
-"""A model's client is made once for each load; a call keeps what it uses loaded."""
+"""Tests that a model's client is created once for each load, and that a call keeps the model loaded
+while it uses it."""
 
 import json
 import os
@@ -50,7 +51,7 @@ class Loaded(TritonGateway):
 
 @pytest.fixture
 def registry(tmp_path: Path) -> Registry:
-    """Serve `slow` and `warm`."""
+    """Return a registry that serves `slow` and `warm`."""
     table = Table(tmp_path / "table")
     for name in ("slow", "warm"):
         write_client(tmp_path / name / "client.py", "old")
@@ -64,7 +65,7 @@ def registry(tmp_path: Path) -> Registry:
 
 @contextmanager
 def called(registry: Registry, name: str, version: str | None = None) -> Iterator[ServedModel]:
-    """Make a call of the model in the context."""
+    """Use the model in this context, as a call does."""
     with (
         ADMISSION.enter(0) as slot,
         registry.use(slot.keep, nullcontext(), name, version) as served,
@@ -91,7 +92,7 @@ def test_call_a_warm_model_while_another_client_is_loading(
     assert call("warm") == "warm"
     with ThreadPoolExecutor() as threads:
         slow = [threads.submit(call, "slow") for _ in range(2)]
-        with fifo.open("w"):  # opens once the client is being made
+        with fifo.open("w"):  # opening the FIFO blocks until the client is being created
             assert threads.submit(call, "warm").result(PATIENCE) == "warm"
             assert not any(each.done() for each in slow)
         assert [each.result(PATIENCE) for each in slow] == ["slow", "slow"]

@@ -1,5 +1,5 @@
-"""The table as the manager writes it and a worker reads it; and that no call uses a model that was
-unloaded."""
+"""Tests the table that the manager writes and the workers read, and that no call uses a model that
+has been unloaded."""
 
 import math
 import os
@@ -88,7 +88,8 @@ def test_report_an_ensemble_as_not_ready_while_a_part_is_not(
 
 
 def call(table: Table, leases: Leases, row: int, used: list[int]) -> Generator[None, None, None]:
-    """Call a model in the steps of Registry.use: look, count, look again, use, end."""
+    """Call a model in the steps of Registry.use: look it up, count the call, look it up again, use
+    it, end."""
     entry = table.look().ready.get("part")
     yield
     if entry is None:
@@ -105,7 +106,7 @@ def call(table: Table, leases: Leases, row: int, used: list[int]) -> Generator[N
 
 
 def unload(table: Table, leases: Leases, used: list[int]) -> Generator[None, None, None]:
-    """Take the manager's steps: mark, wait for the calls, unload."""
+    """Take the manager's steps to unload a model: mark it, wait for the calls, unload it."""
     table.write(table.look().moved(PART, Event.UNLOAD))
     yield
     while leases.requests(PART.column):
@@ -127,7 +128,7 @@ def evict(table: Table, leases: Leases, used: list[int]) -> Generator[None, None
 def want(
     table: Table, leases: Leases, row: int, used: list[int], answered: list[int]
 ) -> Generator[None, None, None]:
-    """Call a model on demand until it answers: if it is gone, the manager loads it again."""
+    """Call a model on demand until it answers. If it is gone, the manager loads it again."""
     while row not in answered:
         if "part" not in table.look().entries:
             table.write(models(replace(PART, load_id="another")))
@@ -140,20 +141,22 @@ def want(
 
 
 def happen(table: Table, event: Event) -> Generator[None, None, None]:
-    """Let something happen to the model."""
+    """Apply an event to the model."""
     table.write(table.look().moved(PART, event))
     yield
 
 
 def loaded(folder: Path, part: Entry = PART) -> tuple[Table, Leases, list[int]]:
-    """Return a table that has the model, and that no caller uses it."""
+    """Return a table that contains the model, the leases of its calls, and an empty list, in which
+    callers record what they use."""
     table = Table(folder / "table")
     table.write(models(part))
     return table, Leases(None, 2), []
 
 
 def play(order: tuple[int, ...], actors: list[Generator[None, None, None]], leases: Leases) -> None:
-    """Let `order` name the actor of each step, then finish all the others. No lease is left."""
+    """Let the actors take their steps in the given order, then finish them all. Assert that no
+    lease is left."""
     for number in (*order, *[0, 1, 2] * 12):
         next(actors[number], None)
     assert all(next(actor, "ended") == "ended" for actor in actors)
@@ -162,7 +165,7 @@ def play(order: tuple[int, ...], actors: list[Generator[None, None, None]], leas
 
 def test_never_unload_a_model_in_use_in_any_order_of_steps(tmp_path: Path) -> None:
     steps = (0, 0, 0, 0, 1, 1, 1, 1, 2, 2)
-    # both callers do the same, so the other half of the orders only swaps them
+    # both callers do the same, so the other half of the orders would only swap them
     orders = [order for order in _distinct(steps) if order.index(0) < order.index(1)]
     assert len(orders) == 1575
     for order in orders:
@@ -200,7 +203,7 @@ def test_never_unload_a_model_in_use_whatever_happens_to_it(
 
 
 @pytest.mark.parametrize("event", Event)
-def test_change_nothing_by_an_event_that_a_state_does_not_know(event: Event) -> None:
+def test_ignore_an_event_that_the_state_of_a_model_does_not_allow(event: Event) -> None:
     for state in set(STATES) - event.value.keys():
         table = models(replace(PART, state=state))
         assert table.moved(PART, event, reason="another") is table
@@ -208,7 +211,7 @@ def test_change_nothing_by_an_event_that_a_state_does_not_know(event: Event) -> 
     assert replaced.moved(PART, event) is replaced
 
 
-def test_answer_calls_only_while_ready_and_serve_again_after_every_trouble() -> None:
+def test_answer_only_while_ready_and_serve_again_after_each_trouble() -> None:
     leads_to = {
         state: {after for _, before, after in TRANSITIONS if before == state} for state in STATES
     }
@@ -222,7 +225,7 @@ def test_answer_calls_only_while_ready_and_serve_again_after_every_trouble() -> 
 
 
 def _distinct(steps: tuple[int, ...]) -> Generator[tuple[int, ...], None, None]:
-    """Yield each order of the steps once."""
+    """Yield each different order of the steps once."""
     if not steps:
         yield ()
     for first in sorted(set(steps)):

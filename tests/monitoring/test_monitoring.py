@@ -1,5 +1,5 @@
-"""docs/monitoring: promtool takes the alerts, and every metric that they and the dashboard name
-exists after a load."""
+"""Tests docs/monitoring: promtool accepts the alerts, and every metric that the alerts and the
+dashboard name exists after some load."""
 
 import json
 import re
@@ -33,7 +33,8 @@ started = module_server(
 
 @pytest.fixture(scope="module")
 def server(started: Server) -> Server:
-    """Return the server after requests of every kind, an error and a death."""
+    """Return the server after it has had requests of every kind, an error and the death of a
+    process."""
     headers = {"Content-Type": "image/png"}
     assert (
         started.post(

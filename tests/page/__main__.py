@@ -1,4 +1,4 @@
-"""`python -m tests.page`: takes the pictures of the page for docs/ and the README."""
+"""`python -m tests.page` takes the screenshots of the page for docs/ and the README."""
 
 import tempfile
 from pathlib import Path

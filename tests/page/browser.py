@@ -1,5 +1,5 @@
-"""Debian's Chromium, driven by Playwright, and the repository of models that the page is tried
-with."""
+"""Starts Debian's Chromium, driven by Playwright, and makes the repository of models for the tests
+of the page."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,9 +12,9 @@ from tests.build_engines.models import save_constants
 from tests.support.harness import PATIENCE, ROOT, link_model, save_graph
 
 CHROMIUM = "/usr/bin/chromium"
-# The first two are the address bar's menus, pages of Chromium that it loads for each window: a
-# second of processor time that no test sees. The others are Playwright's own, which this list
-# replaces.
+# The first two are menus of the address bar, which Chromium loads as pages for each window: they
+# cost a second of processor time that no test needs. The others are disabled by Playwright, whose
+# list this one replaces.
 DISABLED = (
     *("WebUIOmniboxPopup", "WebUIOmniboxAimPopup"),
     *("AimEnabled", "AvoidCorsURLLoaderRestartOnRedirect", "AvoidUnnecessaryBeforeUnloadCheckSync"),
@@ -33,7 +33,7 @@ DISABLED = (
     ),
     "ThirdPartyStoragePartitioning",
 )
-# As root, and without a network.
+# for running as root and without a network
 ARGUMENTS = [
     *(
         f"--disable-features={','.join(DISABLED)}",
@@ -45,12 +45,12 @@ ARGUMENTS = [
     *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
 ]
 WIDE, PHONE = 1280, 390
-# A label that would change the page's title, were it read as HTML.
+# a label that would change the page's title if it were parsed as HTML
 HOSTILE = "<img src=x onerror=\"document.title='taken'\">"
 
 
-# Models that answer the same arrays for each picture: boxes with masks and keypoints, and a map of
-# classes.
+# models that return the same arrays for each picture: boxes with masks and keypoints, and a map of
+# classes
 CONSTANTS = """platform: "onnxruntime_onnx"
 max_batch_size: 8
 input {{ name: "images" data_type: TYPE_FP32 dims: [3, {side}, {side}] }}
@@ -92,8 +92,8 @@ def opened(
     path: str = "/",
     awaited: str = ".model",
 ) -> Iterator[Page]:
-    """Open a page and wait for its models. Fail if it calls another server, or if its
-    Content-Security-Policy refuses something that it does."""
+    """Open a page, and wait for its models. Fail if the page calls another server, or does
+    something that its Content-Security-Policy forbids."""
     context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)  # type: ignore[arg-type]
     context.set_default_timeout(1000 * PATIENCE)
     page = context.new_page()
@@ -129,7 +129,7 @@ def choose(page: Page, model: str) -> None:
 
 
 def make_repository(folder: Path) -> Path:
-    """Make a repository of the bundled models, `zones`, `streets` (with a label that is HTML) and
+    """Make a repository of the bundled models, `zones`, `streets` (with HTML as a label) and
     `looks`."""
     for name in ("resnet", "yolov5", "bert"):
         link_model(ROOT / "model_repository" / name, folder)
@@ -145,7 +145,7 @@ def make_zones(repository: Path) -> None:
     prototypes = np.zeros((32, 80, 80), np.float32)
     prototypes[0] = 12 - np.hypot(xs - 25, ys - 40)
     prototypes[1] = 4 - np.abs(np.hypot(xs - 55, ys - 40) - 10)
-    # box, scores, coefficients, keypoints; columns are candidates
+    # rows: box, scores, mask coefficients, keypoints; columns: candidates
     table = np.zeros((4 + 2 + 32 + 6, 60), np.float32)
     for column, (x, score) in enumerate(((100, 0.9), (220, 0.8))):
         points = [x, 160, 0.9, x + 20, 160, 0.2]
@@ -165,8 +165,8 @@ def make_zones(repository: Path) -> None:
 
 
 def make_streets(repository: Path) -> None:
-    """Save `streets`: the left half of any picture is road, the rest is sky above and a hostile
-    label below."""
+    """Save `streets`. For any picture, the left half is road, and the right half is sky above and
+    the hostile label below."""
     scores = np.zeros((3, 64, 64), np.float32)
     scores[0, :, :32], scores[1, :32, 32:], scores[2, 32:, 32:] = 1, 1, 1
     save_constants(repository / "streets/1/model.onnx", {"scores": scores})
@@ -176,7 +176,7 @@ def make_streets(repository: Path) -> None:
 
 
 def make_looks(repository: Path) -> None:
-    """Save `looks`, which returns the mean colour of each row of a picture, less a grey."""
+    """Save `looks`, which returns the mean colour of each row of a picture minus a grey."""
     graph = """looks (uint8[n, 3, 64, 64] pixels) => (float[n, 192] colours)
         <float grey = {150.0}> {
         floats = Cast <to = 1> (pixels)

@@ -1,4 +1,4 @@
-"""The page at /, in a real browser: what a stranger does with it, and what she sees."""
+"""Tests the page at / in a real browser: what a new user does, and what the page shows."""
 
 import json
 import subprocess
@@ -31,7 +31,8 @@ KEYS = {
     "AWS_SECRET_ACCESS_KEY": "none",
 }
 MOST = 1000 * PATIENCE  # milliseconds
-LANGUAGES = ["curl", "Python requests", "Python boto3"]  # of every model
+# the languages that are shown for every model
+LANGUAGES = ["curl", "Python requests", "Python boto3"]
 expect.set_options(timeout=MOST)
 
 
@@ -56,8 +57,8 @@ def page(browser: Browser, server: Server) -> Iterator[Page]:
 
 @pytest.fixture(scope="module")
 def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Save a picture that no model folder has: a part of an example, turned upside down in its EXIF
-    data."""
+    """Save a picture that no model folder contains: a part of an example, turned upside down by its
+    EXIF data."""
     file = tmp_path_factory.mktemp("own") / "my page.jpg"
     Image.open(EXAMPLE).crop((100, 0, 931, 600)).rotate(180, expand=True).save(
         file, quality=92, exif=turned(3)
@@ -74,7 +75,7 @@ def expect_text(page: Page, selector: str, text: str | list[str]) -> None:
 
 
 def expect_part(page: Page, selector: str, text: str) -> None:
-    """Expect the text to be a part of the element's."""
+    """Expect the element's text to contain this text."""
     expect(page.locator(selector)).to_contain_text(text)
 
 
@@ -95,7 +96,7 @@ def asked(server: Server, file: Path, model: str = "yolov5", **parameters: Any) 
 
 
 def picture_of(page: Page) -> dict[str, float]:
-    """Wait until the browser has loaded the picture; return its rectangle."""
+    """Wait until the browser has loaded the picture. Return its rectangle."""
     image = page.locator(".frame img")
     wait_until(
         lambda: image.evaluate("each => each.complete && each.naturalWidth > 0"),
@@ -105,7 +106,7 @@ def picture_of(page: Page) -> dict[str, float]:
 
 
 def within(image: dict[str, float], element: Locator) -> list[float]:
-    """Return the element's left, top, width and height, as seen from the image's corner."""
+    """Return the element's left, top, width and height, relative to the image."""
     bounds = rectangle(element)
     corner = [bounds["x"] - image["x"], bounds["y"] - image["y"]]
     return [*corner, bounds["width"], bounds["height"]]
@@ -139,7 +140,7 @@ def test_draw_masks_and_keypoints_in_place(page: Page, server: Server) -> None:
     image = picture_of(page)
     scale = image["width"] / expected["image"]["width"]
     drawn = zip(page.locator(".shapes g").all(), reversed(expected["detections"]), strict=True)
-    for shape, detection in drawn:  # the best one is drawn last, and lies on top
+    for shape, detection in drawn:  # the best object is drawn last, on top of the others
         [polygon] = detection["polygons"]
         xs, ys = ([scale * each for each in polygon[axis::2]] for axis in (0, 1))
         wanted = [min(xs), min(ys), max(xs) - min(xs), max(ys) - min(ys)]
@@ -166,7 +167,8 @@ def test_draw_a_class_map_with_the_opacity_of_the_slider(page: Page, server: Ser
     picture, veil = picture_of(page), rectangle(page.locator(".map"))
     assert veil == pytest.approx(picture, abs=1)
     width, height = expected["image"]["width"], expected["image"]["height"]
-    corners = {0: (1, 1), 1: (width - 2, 1), 2: (width - 2, height - 2)}  # of the three classes
+    # one pixel of each of the three classes
+    corners = {0: (1, 1), 1: (width - 2, 1), 2: (width - 2, height - 2)}
     swatches = [page.locator(".bars .bar").nth(each).evaluate(BAR) for each in range(3)]
     ids = [each["class_id"] for each in expected["segments"]]
     wait_until(lambda: page.locator(".map").evaluate(PIXEL, [1, 1])[3] == 255, "the map is drawn")
@@ -182,7 +184,8 @@ def test_draw_a_class_map_with_the_opacity_of_the_slider(page: Page, server: Ser
     assert page.title() == "Try the models"
 
 
-# A canvas' pixel; and the colour that the first stop of a bar has, which is its swatch's.
+# the colour of a canvas' pixel, and the colour of the first stop of a bar, which is also that of
+# its swatch
 PIXEL = "(canvas, [x, y]) => [...canvas.getContext('2d').getImageData(x, y, 1, 1).data]"
 BAR = (
     "bar => getComputedStyle(bar).backgroundImage.match(/rgb\\((\\d+), (\\d+), "
@@ -279,7 +282,7 @@ SHOWN: dict[str, tuple[Any, str, list[str]]] = {
 
 @pytest.mark.parametrize("kind", SHOWN)
 def test_render_each_kind_of_prediction(page: Page, kind: str) -> None:
-    """The models of these kinds take minutes to make, so the test contains their replies."""
+    """Building models for these kinds takes minutes, so the test contains their replies."""
     prediction, selector, texts = SHOWN[kind]
     page.route("**/invocations", lambda route: route.fulfill(json={"predictions": [prediction]}))
     choose(page, "bert")
@@ -352,7 +355,7 @@ def test_get_the_same_predictions_with_the_copied_code(
 
 
 def copied(page: Page, language: str) -> str:
-    """Return what the code in this language prints."""
+    """Copy the code in this language, run it, and return its output."""
     page.get_by_role("tab", name=language, exact=True).click()
     text = page.locator(".code pre:visible").text_content() or ""
     if not language.startswith("curl"):
@@ -397,7 +400,7 @@ def test_show_the_json_and_the_time_of_each_stage(page: Page) -> None:
 
 def test_use_the_page_with_the_keyboard_alone(page: Page) -> None:
     expect(page.get_by_role("radio", name="yolov5")).to_be_checked()
-    for _ in range(3):  # the link past the top, the API, the models
+    for _ in range(3):  # the skip link, the link to the API page, the models
         page.keyboard.press("Tab")
     page.keyboard.press("ArrowUp")
     expect(page.get_by_role("radio", name="streets")).to_be_checked()

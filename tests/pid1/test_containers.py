@@ -1,4 +1,5 @@
-"""Whole containers: what listens, answers, is warned of, and what a killed one leaves behind."""
+"""Tests whole containers: which ports listen and answer, which warnings appear, and what a killed
+container leaves behind."""
 
 import contextlib
 import os
@@ -21,8 +22,8 @@ pytestmark = pytest.mark.stack
 
 
 def free_range(count: int, lowest: int) -> range:
-    """Return free ports in a row below those that the system assigns. Another run of these tests
-    begins at other ports."""
+    """Return consecutive free ports below those that the system assigns. Other runs of these tests
+    begin at other ports."""
     for low in range(lowest + os.getpid() % 300 * 20, 32000 - count, 20):
         with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
             for port in range(low, low + count):
@@ -33,8 +34,8 @@ def free_range(count: int, lowest: int) -> range:
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, Server, range]]:
-    """Start two containers on one host with the same range. The second exposes what can be
-    exposed."""
+    """Start two containers on one host with the same range of ports. The second exposes every port
+    that can be exposed."""
     low = free_range(10, lowest=24000)[0]  # the simulator's containers have 23000 to 23999
     allowed = {"SAGEMAKER_SAFE_PORT_RANGE": f"{low}-{low + 9}"}
     exposed = {
@@ -58,7 +59,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, Ser
     one, other = folders
     first = Server(one, one / "models", **allowed)
     second = Server(other, other / "models", **allowed, **exposed)
-    second.wait_ready()  # in mode live, so its model may still be loading
+    second.wait_ready()  # its ping mode is live, so its model may still be loading
     wait_until(
         lambda: triton.InferenceServerClient(f"127.0.0.1:{low + 8}").is_model_ready("scale"),
         "it is loaded",
@@ -119,11 +120,12 @@ def test_report_over_exposed_grpc_that_triton_is_down(pair: tuple[Server, Server
     server.wait_ready()
 
 
-def test_ask_only_triton_in_ping_mode_live(tmp_path: Path) -> None:
-    """A model that does not load keeps /ping at 503, except in that mode."""
+def test_check_only_triton_in_ping_mode_live(tmp_path: Path) -> None:
+    """A model that fails to load keeps /ping at 503, except in this mode."""
     make_scale(tmp_path / "models")
     for file in (tmp_path / "models").rglob("model.onnx"):
-        file.write_bytes(file.read_bytes().replace(b"Mul", b"Mux"))  # an operator that there is not
+        # an operator that does not exist
+        file.write_bytes(file.read_bytes().replace(b"Mul", b"Mux"))
     server = Server(tmp_path, tmp_path / "models", SAGEMAKER_TRITON_PING_MODE="live").wait_ready()
     assert server.post(json={"inputs": []}).status_code == 503
     assert server.stop() == 0

@@ -1,4 +1,4 @@
-"""The log: what a process writes becomes JSON lines, or text on a terminal."""
+"""Tests the log: the output of a process becomes JSON lines, or text on a terminal."""
 
 import json
 import os
@@ -30,7 +30,7 @@ REQUEST = {
 
 
 def pipe_with(data: bytes) -> IO[bytes]:
-    """Return the reading end of a pipe into which a process has written `data` and ended."""
+    """Return the reading end of a pipe into which a process wrote `data` before it ended."""
     reading, writing = os.pipe()
 
     def write() -> None:
@@ -47,7 +47,7 @@ def read(data: bytes) -> list[str]:
 
 
 def pump(data: bytes, *noise: str, omitted: str = "") -> tuple[str, Pump]:
-    """Return what is written for `data`, and the pump that did it."""
+    """Return the log lines that are written for `data`, and the pump that wrote them."""
     reading, writing = os.pipe()
     reader = Pump("triton", pipe_with(data), Output(writing), noise, omitted)
     reader.start()
@@ -228,7 +228,7 @@ def test_replace_undecodable_bytes() -> None:
         (b"", ""),
     ],
 )
-def test_remember_the_last_error_or_else_the_last_line(output: bytes, remembered: str) -> None:
+def test_remember_the_last_error_or_otherwise_the_last_line(output: bytes, remembered: str) -> None:
     assert pump(output)[1].last_error() == remembered
 
 
@@ -243,7 +243,7 @@ def test_tell_a_slow_reader_how_many_lines_it_missed() -> None:
     reading, writing = os.pipe()
     output = Output(writing)
     line = "x" * 1000
-    for _ in range(100):  # a pipe takes 64 kB
+    for _ in range(100):  # a pipe holds 64 kB
         output.write("serve", line)
     got = os.read(reading, 1 << 20)
     output.write("serve", "heard again")

@@ -1,4 +1,4 @@
-"""nginx.conf, rendered by `serve` and run by the real nginx before a tiny upstream on a unix
+"""Tests nginx.conf, rendered by `serve`, in a real nginx in front of a tiny upstream on a unix
 socket."""
 
 import contextlib
@@ -33,8 +33,8 @@ MACHINE = Machine(cpus=2.0, memory=8 * 1024**3, gpu=False)
 
 
 class Upstream(BaseHTTPRequestHandler):
-    """Answer with what it received: after SECONDS at `/invocations?SECONDS`, once `go_on` is set at
-    `?hold`."""
+    """Answers with the request that it received: after SECONDS at `/invocations?SECONDS`, or once
+    `go_on` is set at `?hold`."""
 
     protocol_version = "HTTP/1.1"
     at_work: ClassVar[set[int]] = set()
@@ -78,7 +78,7 @@ class Upstreams(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
 
 
 class Edge(Asked):
-    """A running nginx; its access log is `log`. `changes` are made to its configuration."""
+    """A running nginx. `log` is its access log. `changes` are made to its configuration."""
 
     def __init__(
         self, folder: Path, changes: Mapping[str, str] | None = None, **variables: str
@@ -108,8 +108,8 @@ class Edge(Asked):
         return True
 
     def lines(self, until: str) -> list[dict[str, object]]:
-        """Return the access log once it has the request `until`, because nginx logs after it has
-        answered."""
+        """Return the access log once it contains the request `until`, because nginx logs a request
+        after it has answered."""
         wait_until(lambda: f'"request_id":"{until}"' in self.log.read_text(), self.log.read_text)
         return [
             json.loads(line) for line in self.log.read_text().splitlines() if line.startswith("{")
@@ -122,7 +122,7 @@ class Edge(Asked):
 
 @pytest.fixture(scope="module")
 def upstream(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Return the run folder that has the upstream's socket, under both names."""
+    """Return the run folder that contains the upstream's socket, under both of its names."""
     folder = tmp_path_factory.mktemp("run")
     (folder / "gunicorn-large.sock").symlink_to(folder / "gunicorn.sock")
     with Upstreams(str(folder / "gunicorn.sock"), Upstream) as server:
@@ -176,7 +176,7 @@ def edge_alone(tmp_path: Path) -> Iterator[Edge]:
 
 
 def check_error(response: requests.Response, status: int, code: str) -> str:
-    """Check that the error has our one shape; return its message."""
+    """Assert that the response is an error in this project's format. Return its message."""
     body = response.json()
     assert (response.status_code, body["code"]) == (status, code)
     assert set(body) == {"error", "code", "request_id"}
@@ -194,7 +194,7 @@ def wait_until_at_work(count: int) -> None:
 
 @contextlib.contextmanager
 def held() -> Iterator[None]:
-    """Hold the answers to requests with `?hold` inside the context."""
+    """Hold the answers to requests with `?hold` in this context."""
     Upstream.go_on.clear()
     try:
         yield
@@ -271,7 +271,8 @@ def test_use_the_caller_s_id_as_the_request_id_once(edge: Edge, sent_id: str) ->
     headers = {"X-Amzn-SageMaker-Inference-Id": sent_id, "X-Request-Id": "forged"}
     response = edge.post(headers=headers)
     assert response.json()["headers"]["X-Request-Id"] == sent_id
-    assert response.headers["X-Request-Id"] == sent_id  # requests would join two with a comma
+    # requests would join two headers with a comma
+    assert response.headers["X-Request-Id"] == sent_id
 
 
 @pytest.mark.parametrize(
@@ -349,7 +350,7 @@ def test_ask_for_the_metrics_once_for_many_callers(edge: Edge) -> None:
         replies = list(callers.map(lambda _: edge.get("/metrics"), range(100)))
     assert {reply.status_code for reply in replies} == {200}
     assert len({reply.headers["X-Request-Id"] for reply in replies}) == 100
-    # once a second; on a busy machine the callers may be spread over several
+    # nginx asks once a second, and on a busy machine the callers may be spread over several seconds
     assert 1 <= Upstream.asked.count("/metrics") - before <= 10
 
 
@@ -396,8 +397,8 @@ def test_refuse_requests_beyond_the_limit(start: Start) -> None:
     with contextlib.ExitStack() as uploads:
 
         def is_full() -> bool:
-            """Begin another upload, because a request may have taken the slot of the previous
-            one."""
+            """Begin another upload, because a request may have taken the slot of the previous one.
+            Return whether it is refused."""
             uploads.enter_context(connected(edge)).sendall(HALF_A_BODY)
             return edge.post().status_code == 503
 
@@ -422,7 +423,7 @@ def test_refuse_large_uploads_beyond_the_limit(start: Start, length: str) -> Non
     with contextlib.ExitStack() as uploads:
 
         def is_full() -> bool:
-            """Begin another upload; return whether it is refused."""
+            """Begin another upload. Return whether it is refused."""
             upload = uploads.enter_context(connected(edge))
             upload.sendall(head)
             readable, _, _ = select.select([upload], [], [], 0.1)
@@ -489,7 +490,7 @@ def test_forward_trusted_infer_calls_to_triton_unchanged(start: Start, kserve: s
 
 @pytest.fixture(scope="module")
 def named_edge(upstream: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Edge]:
-    """An edge that lets the pages of another origin call it."""
+    """Return an Edge that allows calls from pages of another origin."""
     folder = behind(upstream, tmp_path_factory.mktemp("named"))
     running = Edge(folder, SERVE_ORIGINS="https://pages.example, http://tools.example:3000")
     yield running

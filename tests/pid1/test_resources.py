@@ -1,4 +1,5 @@
-"""Resources of the machine: open files, and names in /dev/shm that a killed `serve` leaves."""
+"""Tests resources of the machine: open files, and names in /dev/shm that a killed `serve`
+leaves."""
 
 import subprocess
 import sys
@@ -33,7 +34,8 @@ print(raise_file_limit(128), resource.getrlimit(resource.RLIMIT_NOFILE)[0])
 
 
 def raised(limit: int) -> "subprocess.CompletedProcess[str]":
-    """Raise the limit of open files in a process whose hard limit is `limit`."""
+    """Raise the limit of open files in a process with the hard limit `limit`. Return the process,
+    which has printed its limits and ended."""
     command = [sys.executable, "-c", RAISE, str(limit)]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
@@ -49,7 +51,7 @@ def test_stop_the_start_if_too_few_files_may_be_open() -> None:
 
 
 def holder(prefix: str, folder: Path) -> "subprocess.Popen[bytes]":
-    """Start another process that holds a region with that prefix."""
+    """Start another process that holds a shared memory region with that prefix."""
     command = [sys.executable, "-c", HOLD, prefix, str(folder)]
     process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     ends_with(lambda: kill(process))

@@ -1,4 +1,5 @@
-"""`serve` as a program: what it refuses, what it tells, and the table of processes it makes."""
+"""Tests `serve` as a program: what it refuses, what it prints, and the table of processes that it
+makes."""
 
 import importlib.util
 import json
@@ -126,7 +127,7 @@ def test_refuse_a_run_folder_in_use_or_not_made_by_serve(tmp_path: Path) -> None
         serve.run_folder(settings),
     ):
         pass
-    (tmp_path / "serve.lock").touch()  # as a start that was killed leaves it
+    (tmp_path / "serve.lock").touch()  # a start that was killed leaves this file
     with serve.run_folder(replace(settings, run_dir=tmp_path)):
         assert (tmp_path / "models/net").is_dir()
     with (
@@ -233,7 +234,7 @@ def test_run_serve_as_a_program_with_any_python_on_the_path(tmp_path: Path) -> N
     assert (done.returncode, "there is no model in" in done.stderr) == (
         1,
         True,
-    )  # in its own Python
+    )  # `serve` runs with its own Python
 
 
 def test_keep_threads_of_numpy_and_pytorch_in_models_from_spinning(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The supervisor's policy, replayed against a world in which nothing is real but its files."""
+"""Tests the supervisor's policy in a simulated world in which only files are real."""
 
 import json
 from collections.abc import Callable
@@ -21,14 +21,14 @@ SETTINGS = Settings(start_timeout=30.0, stop_timeout=25.0, hang_timeout=15.0)
 
 
 class FakeSystem(System):
-    """A system whose events happen at their time, and end a wait if they give a signal. Processes
-    end when told, and 0.1 s after their stop signal."""
+    """A system whose events occur at given times, and end a wait if they send a signal. Processes
+    end 0.1 s after their stop signal, or when a test says so."""
 
     supervisor: Supervisor
 
     def __init__(self) -> None:
         self.clock = 0.0
-        self.killed_for_memory: int | None = 3  # before the start
+        self.killed_for_memory: int | None = 3  # the number from before the start
         self.hung: dict[str, float] = {}
         self.pids: dict[str, int] = {}
         self.history: list[tuple[float, str, str]] = []
@@ -44,7 +44,7 @@ class FakeSystem(System):
         return self.supervisor.run()
 
     def run_until(self, when: float) -> None:
-        """Run up to a SIGTERM at that time, after which the exit code must be 0."""
+        """Run until a SIGTERM at that time. Assert that the exit code is then 0."""
         self.at(when, self.send(SIGTERM))
         assert self.run() == 0
 
@@ -136,11 +136,11 @@ class FakeSystem(System):
         self.logged.append(text)
 
     def has_message(self, *words: str) -> bool:
-        """Return whether one line has all of the words."""
+        """Return whether a single log line contains all of the words."""
         return any(all(word in line for word in words) for line in self.logged)
 
     def last_message_has(self, *words: str) -> bool:
-        """Return whether the last line has all of the words."""
+        """Return whether the last log line contains all of the words."""
         return all(word in self.logged[-1] for word in words)
 
     def starts(self, name: str) -> list[float]:

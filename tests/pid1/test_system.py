@@ -1,5 +1,5 @@
-"""The supervisor's hands on real processes. What reaps runs in a process of its own: it reaps all
-there are."""
+"""Tests the supervisor's system calls with real processes. Code that reaps runs in a separate
+process, because it reaps all child processes."""
 
 import contextlib
 import json
@@ -23,8 +23,8 @@ from tests.support.started import ends_with, kill
 
 pytestmark = pytest.mark.unit
 
-# Supervises `sh -c` commands, {name: command} in argv[1], with status.json in argv[2]; /ping at
-# port argv[3]. As a subreaper it inherits orphans as PID 1 does.
+# Supervises `sh -c` commands, {name: command} in argv[1], with the status file argv[2]. /ping is at
+# port argv[3]. As a subreaper it inherits orphans, as PID 1 does.
 SUPERVISE = """
 import ctypes, json, os, sys
 from pathlib import Path
@@ -74,7 +74,7 @@ class Supervised:
         return [entry["message"] for entry in logged if entry["process"] == process]
 
     def says(self, *words: str, process: str = "serve") -> None:
-        """Wait for a message with all of the words."""
+        """Wait for a log message that contains all of the words."""
 
         def is_said() -> bool:
             return any(all(word in message for word in words) for message in self.entries(process))
@@ -82,14 +82,14 @@ class Supervised:
         wait_until(is_said, lambda: f"{words} in {self.lines()}")
 
     def number(self, process: str, text: str) -> int:
-        """Wait for the number that the process prints behind that text."""
+        """Wait for the number that the process prints after that text."""
         self.says(text, process=process)
         return next(
             int(message.partition(text)[2]) for message in self.entries(process) if text in message
         )
 
     def pid(self, name: str) -> int:
-        """Return the process id, 0 if the process does not run."""
+        """Return the process id, or 0 if the process is not running."""
         wait_until((self.folder / "status.json").exists, "the supervisor has told its processes")
         return int(
             json.loads((self.folder / "status.json").read_text())["processes"][name]["pid"] or 0
@@ -106,7 +106,7 @@ def alive(pid: int) -> bool:
 
 @contextlib.contextmanager
 def answering(status: int = 200, body: bytes = b"") -> Iterator[int]:
-    """Answer each GET of /ping with this status and body, and other paths with 404; yield the
+    """Answer each GET of /ping with this status and body, and other paths with 404. Yield the
     port."""
 
     class Handler(BaseHTTPRequestHandler):
@@ -181,8 +181,8 @@ def test_remove_what_a_killed_process_left_but_no_older_folder(
 def test_keep_folders_while_another_process_of_that_name_runs(
     supervise: Start, tmp_path: Path
 ) -> None:
-    """A tritonserver of another `serve` may have just made the folder."""
-    name = f"one{os.getpid()}"  # that no other run of the tests meets
+    """The folder may have just been created by the tritonserver of another `serve`."""
+    name = f"one{os.getpid()}"  # a name that no other run of the tests uses
     shutil.copy("/bin/sleep", tmp_path / name)
     other = subprocess.Popen([tmp_path / name, "100"])
     ends_with(lambda: kill(other))
@@ -250,7 +250,7 @@ def test_return_why_ping_is_not_200(status: int, body: bytes, reason: str) -> No
 
 def test_report_that_nothing_listens_for_ping() -> None:
     with socket.socket() as silent:
-        silent.bind(("127.0.0.1", 0))  # so that nobody else listens there
+        silent.bind(("127.0.0.1", 0))  # so that no other program listens there
         answer = System(("127.0.0.1", silent.getsockname()[1]), Output(1)).ping()
     assert "[Errno 111]" in answer
 

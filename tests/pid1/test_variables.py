@@ -1,5 +1,5 @@
-"""Every variable of NVIDIA's image reaches tritonserver, ports lie where they must, mistakes stop
-the start."""
+"""Tests that every variable of NVIDIA's image reaches tritonserver, that ports are in the required
+range, and that mistakes stop the start."""
 
 import shlex
 from pathlib import Path
@@ -18,8 +18,8 @@ from tests.support.harness import free_port
 pytestmark = pytest.mark.unit
 
 NATIVE = "SAGEMAKER_TRITON_"
-BACKENDS = ("onnxruntime", "python")  # of this machine
-# What a variable puts on the command line; {variable: (value, options)}.
+BACKENDS = ("onnxruntime", "python")  # the backends of this machine
+# the options that a variable adds to the command line: {variable: (value, options)}
 RENDERED: dict[str, tuple[str, tuple[str, ...]]] = {
     "THREAD_COUNT": ("3", ("--http-thread-count=3",)),
     "BUFFER_MANAGER_THREAD_COUNT": ("2", ("--buffer-manager-thread-count=2",)),

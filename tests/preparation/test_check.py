@@ -1,5 +1,5 @@
-"""`serve --check` prints a line for each mistake, and a start ends with the mistakes that Triton
-finds."""
+"""Tests that `serve --check` prints a line for each mistake, and that a start ends with the
+mistakes that Triton finds."""
 
 import os
 import signal
@@ -30,7 +30,7 @@ CONFIG = "config.pbtxt"
 
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
-    """Make a repository without mistakes: `resnet` and models of the tests."""
+    """Make a repository without mistakes: `resnet` and models for the tests."""
     folder = tmp_path / "models"
     link_model(ROOT / "model_repository/resnet", folder)
     make_both_scales(folder)
@@ -45,7 +45,8 @@ def findings(repository: Path, *models: str) -> list[str]:
 
 
 def change(file: Path, old: str, new: str) -> None:
-    """Write a new file, because the old one may be a link to a file of this project."""
+    """Replace text in a file. Write a new file, because the old one may be a link to a file of this
+    project."""
     text = file.read_text()
     assert old in text
     file.unlink()
@@ -169,7 +170,8 @@ def test_report_models_that_triton_refuses_or_whose_example_fails(repository: Pa
     change(repository / "scale" / CONFIG, "TYPE_FP32", "TYPE_FP64")
     head = "def execute(self, requests):"
     change(repository / "sleeper/1/model.py", head, f"{head}\n        1 / 0")
-    with tempfile.TemporaryDirectory() as scratch:  # a short path, which a socket's must be
+    # a short path, because a socket's path must be short
+    with tempfile.TemporaryDirectory() as scratch:
         done = run(
             "--check", SERVE_MODEL_REPOSITORY=str(repository), SERVE_DEVICE="cpu", TMPDIR=scratch
         )
@@ -202,8 +204,9 @@ def test_check_no_archives_in_multi_model_mode() -> None:
 @pytest.mark.parametrize(
     ("file", "old", "new"),
     [
-        ("scale/config.pbtxt", "TYPE_FP32", "TYPE_FP64"),  # has a reason in Triton's index
-        # has none: Triton refuses the configuration
+        # Triton's index has a reason for this one
+        ("scale/config.pbtxt", "TYPE_FP32", "TYPE_FP64"),
+        # Triton's index has no reason for this one, because it refuses the configuration
         ("scale/config.pbtxt", "onnxruntime_onnx", "onnx"),
         ("sixfold/config.pbtxt", 'key: "x" value: "between"', 'key: "z" value: "between"'),
         ("sixfold/config.pbtxt", 'model_name: "scale"', 'model_name: "sixfold"'),

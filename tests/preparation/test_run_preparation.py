@@ -1,4 +1,4 @@
-"""Run the survey and the check as processes, with a limit of time."""
+"""Tests the survey and the check as processes with a time limit."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -40,6 +40,6 @@ def test_return_the_survey_and_each_mistake_of_the_check(tmp_path: Path) -> None
     assert line.startswith("net: config.pbtxt: the client cannot be made: RuntimeError: no client")
 
 
-def test_raise_the_mistakes_of_a_layout(tmp_path: Path) -> None:
+def test_raise_an_error_for_a_mistake_in_the_layout(tmp_path: Path) -> None:
     with pytest.raises(LayoutError, match="there is no model in"):
         run_preparation.survey(of(tmp_path))

@@ -1,4 +1,4 @@
-"""What PID 1 is told of the models before anything starts."""
+"""Tests what the survey tells PID 1 about the models before anything starts."""
 
 import json
 from dataclasses import asdict

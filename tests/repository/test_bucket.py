@@ -1,4 +1,4 @@
-"""Find and fetch models in a bucket, over HTTP from moto's S3."""
+"""Tests finding and fetching models in a bucket, over HTTP from moto's S3."""
 
 import os
 import traceback
@@ -18,7 +18,7 @@ from tests.support.object_store import BUCKET, KEY, SECRET, Exchange, ObjectStor
 pytestmark = pytest.mark.stack
 
 CONFIG = b'backend: "python"'
-WEIGHTS = os.urandom(3 * 2**20)  # several pieces
+WEIGHTS = os.urandom(3 * 2**20)  # large enough for several pieces
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +70,8 @@ def fetch(bucket: BucketSource, name: str) -> Path:
 
 def test_fetch_a_model_folder(store: ObjectStore, opened: Open) -> None:
     put_folder(store, "of/team/net")
-    for mark in ("of/team/net/", "of/team/net/1/"):  # as consoles make folders
+    # the objects that a console creates for folders
+    for mark in ("of/team/net/", "of/team/net/1/"):
         store.put(mark)
     store.put("of/team/net2/config.pbtxt", b"of another model")
     folder = fetch(opened("/of"), "team/net")
@@ -79,7 +80,9 @@ def test_fetch_a_model_folder(store: ObjectStore, opened: Open) -> None:
     assert (folder / "1/model.py").read_bytes() == WEIGHTS
 
 
-def test_make_a_folder_of_the_mark_of_an_empty_one(store: ObjectStore, opened: Open) -> None:
+def test_create_a_folder_for_the_marker_of_an_empty_folder(
+    store: ObjectStore, opened: Open
+) -> None:
     store.put("net/config.pbtxt", CONFIG)
     store.put("net/1/")
     store.put("net/empty")
@@ -195,7 +198,7 @@ def test_fetch_a_folder_whose_list_has_several_pages(
 def test_refuse_a_folder_of_too_many_files(store: ObjectStore, opened: Open) -> None:
     put_folder(store, "net")
     for number in range(MOST_OBJECTS):
-        store.put_quickly(f"net/a/{number}")  # is listed before config.pbtxt
+        store.put_quickly(f"net/a/{number}")  # this file is listed before config.pbtxt
     with pytest.raises(BadArchive, match=r"make an archive s3://models/net\.tar\.gz"):
         fetch(opened(), "net")
     assert store.gets() == []
@@ -228,7 +231,7 @@ def test_count_an_archive_itself_only_until_it_is_unpacked(
 ) -> None:
     for name in ("a", "b"):
         path = make_tar(tmp_path / name, **{"config.pbtxt": 0, "1/model.py": 0})
-        path.write_bytes(path.read_bytes() + WEIGHTS)  # which tar ignores
+        path.write_bytes(path.read_bytes() + WEIGHTS)  # tar ignores the additional bytes
         store.put(f"{name}.tar.gz", path.read_bytes())
     bucket = opened(most=len(WEIGHTS) + 2**16)
     folders = [fetch(bucket, name) for name in ("a", "b")]
@@ -238,7 +241,7 @@ def test_count_an_archive_itself_only_until_it_is_unpacked(
 def test_fetch_models_from_google_and_azure(
     store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Google's XML API is that of S3; of Azure's, the list differs."""
+    """Google's XML API is the same as S3's. In Azure's API, the list differs."""
     put_folder(store, "of/net")
     put_archive(store, tmp_path, "of/a")
     monkeypatch.setenv("GOOGLE_BASE_URL", store.url)
@@ -301,7 +304,7 @@ def test_give_the_same_reason_whatever_the_name_is(
         return True
 
     store.fault = refuse
-    assert reason in message(bucket, word)  # of a LIST
+    assert reason in message(bucket, word)  # the reason for a failed LIST request
     store.fault = lambda _: False
     assert bucket.find(word) is None
     store.fault = refuse
@@ -343,7 +346,7 @@ def test_say_that_an_account_is_missing(tmp_path: Path) -> None:
     assert "AZURE_STORAGE_ACCOUNT_NAME is not set" in message(bucket)
 
 
-def test_say_that_the_server_is_away(
+def test_report_that_the_server_cannot_be_reached(
     store: ObjectStore, opened: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{free_port()}")
@@ -356,7 +359,7 @@ def test_say_that_the_server_does_not_answer(store: ObjectStore, opened: Open) -
 
 
 @pytest.mark.parametrize("model", ["net", "a"])
-def test_keep_nothing_of_a_model_that_cannot_be_fetched_to_its_end(
+def test_keep_nothing_of_a_model_that_cannot_be_fetched_completely(
     store: ObjectStore, opened: Open, tmp_path: Path, model: str
 ) -> None:
     put_folder(store, "net")
@@ -369,7 +372,7 @@ def test_keep_nothing_of_a_model_that_cannot_be_fetched_to_its_end(
 
 
 def once(fault: Callable[[Exchange], bool]) -> Callable[[Exchange], bool]:
-    """Cause the fault only until it has struck."""
+    """Cause the fault once, and not again."""
     struck: list[bool] = []
 
     def strike(exchange: Exchange) -> bool:

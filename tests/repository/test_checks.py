@@ -1,4 +1,5 @@
-"""Refuse what a configuration must not ask of Triton, and estimate a model's memory."""
+"""Tests that configurations with forbidden requests to Triton are refused, and the estimate of a
+model's memory."""
 
 import os
 from collections.abc import Callable
@@ -67,7 +68,7 @@ def test_refuse_a_file_name_that_no_folder_can_have(tmp_path: Path, name: str) -
 
 @pytest.mark.parametrize("field", FILES | LIBRARIES)
 def test_refuse_a_named_file_that_leads_out_of_its_archive(tmp_path: Path, field: str) -> None:
-    """The link of another archive leads out, and a link of this one to that archive."""
+    """A link in this archive leads to another archive, whose link leads out of it."""
     (tmp_path / "other").mkdir()
     (tmp_path / "other/evil").symlink_to("/etc")
     root = tmp_path / "archive"
@@ -102,7 +103,7 @@ def test_refuse_packages_that_are_a_fifo(tmp_path: Path) -> None:
 
 
 def test_allow_links_that_lead_out_of_an_operator_s_folder(tmp_path: Path) -> None:
-    """Kubernetes makes such folders: labels.txt -> ..data/labels.txt, ..data -> ..2026."""
+    """Kubernetes creates such folders: labels.txt -> ..data/labels.txt, ..data -> ..2026."""
     (tmp_path / "..2026").mkdir()
     (tmp_path / "..2026/labels.txt").write_text("cat")
     (tmp_path / "..data").symlink_to("..2026")

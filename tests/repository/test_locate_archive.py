@@ -1,4 +1,4 @@
-"""Find the model's folder in an archive, and name mistakes."""
+"""Tests finding the model's folder in an archive, and the errors that name mistakes."""
 
 import os
 import re
@@ -23,8 +23,8 @@ ENSEMBLE = 'platform: "ensemble"\nensemble_scheduling { step { model_name: "part
 
 
 def lay_out(root: Path, **files: str) -> str:
-    """Make an archive with these files (NAME__config is NAME/config.pbtxt, NAME__1 is a version).
-    Return its URL."""
+    """Make an archive with these files, and return its URL. The argument NAME__config is
+    NAME/config.pbtxt, and NAME__1 is a version."""
     url = root / "abc" / "model"
     url.mkdir(parents=True)
     for name, text in files.items():
@@ -62,7 +62,7 @@ def test_find_the_model_at_the_root_in_a_folder_or_as_the_outer_ensemble(
     assert {part.name for part in archive.parts} == folders
 
 
-def test_say_of_an_ensemble_without_a_version_what_a_start_says(tmp_path: Path) -> None:
+def test_report_an_ensemble_without_a_version_like_a_start(tmp_path: Path) -> None:
     url = Path(lay_out(tmp_path, all__config=ENSEMBLE, part__config=MODEL))
     (url / "all/1").rmdir()
     with pytest.raises(ConfigError, match=r"'all' has no version: .* that may be empty"):
@@ -101,7 +101,7 @@ def test_suggest_an_mv_that_makes_a_loadable_archive(
 
 
 def survey_mistakes(repository: Path) -> Sequence[str]:
-    """Return what a start or a check says of the folder."""
+    """Return the mistakes that a start or a check reports for the folder."""
     with pytest.raises(LayoutError) as caught:
         served([repository])
     return caught.value.mistakes
@@ -145,7 +145,7 @@ def test_list_the_files_of_an_archive_that_has_no_single_model(
     "url", ["", "/etc", "{root}/abc/model/a/b", "{root}/a-b/model", "{root}/../x/model"]
 )
 def test_refuse_urls_outside_the_platform_s_folder(tmp_path: Path, url: str) -> None:
-    """tests/conformance sends others over HTTP."""
+    """tests/conformance sends other URLs over HTTP."""
     lay_out(tmp_path, config=MODEL)
     with pytest.raises((ConfigError, InvalidRequest)):
         locate(url.replace("{root}", str(tmp_path)), tmp_path)
@@ -193,7 +193,7 @@ def test_refuse_an_archive_with_anything_but_files_and_folders(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[[Path], None], name: str
 ) -> None:
     folder = Path(lay_out(tmp_path, config=MODEL, **{"1__labels.txt": "x"}))
-    monkeypatch.chdir(folder)  # the name of a socket may not be long
+    monkeypatch.chdir(folder)  # the path of a socket must be short
     make(Path(name))
     with pytest.raises((ConfigError, InvalidRequest), match=name):
         locate(str(folder), tmp_path)
@@ -204,7 +204,7 @@ def test_refuse_an_archive_with_anything_but_files_and_folders(
 def test_refuse_a_link_to_anything_but_a_file_or_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[[Path], None], name: str
 ) -> None:
-    """The special file is outside of the model's folder, so that only the link leads to it."""
+    """The special file is outside the model's folder, so only the link leads to it."""
     folder = Path(lay_out(tmp_path, net__config=MODEL, net__1__x="", extra__y=""))
     monkeypatch.chdir(folder / "extra")
     make(Path("special"))
@@ -218,7 +218,7 @@ def test_refuse_a_link_to_anything_but_a_file_or_folder(
     [("1", "1"), ("1", "labels"), ("self", "."), ("deep/er", ".."), ("deep/er", "../deep")],
 )
 def test_refuse_links_in_a_circle(tmp_path: Path, link: str, target: str) -> None:
-    """Triton follows each of two such links again and again, 2^40 times."""
+    """Triton would follow two such links again and again, 2^40 times."""
     url = Path(lay_out(tmp_path, config=MODEL, deep__x=""))
     (url / "labels").symlink_to("1")
     (url / link).symlink_to(target)
@@ -227,7 +227,7 @@ def test_refuse_links_in_a_circle(tmp_path: Path, link: str, target: str) -> Non
 
 
 def test_refuse_a_link_to_another_archive(tmp_path: Path) -> None:
-    """That archive may never be loaded, so nothing checks what its own links lead to."""
+    """The other archive may never be loaded, so nothing checks where its own links lead."""
     url = lay_out(tmp_path, config=MODEL)
     (tmp_path / "other/model").mkdir(parents=True)
     (tmp_path / "other/model/evil").symlink_to("/etc")

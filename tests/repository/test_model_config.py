@@ -1,4 +1,4 @@
-"""Read config.pbtxt, and tell which ones say all that Triton must know."""
+"""Tests reading config.pbtxt, and recognizing which ones contain everything that Triton needs."""
 
 import subprocess
 import sys
@@ -83,14 +83,14 @@ def test_read_a_configuration_without_importing_grpc() -> None:
         (f"ensemble_scheduling {{ step {{ }} }} {X} {Y}", False),
     ],
 )
-def test_call_a_configuration_with_backend_inputs_and_outputs_complete(
+def test_treat_a_configuration_with_backend_and_tensors_as_complete(
     config: str | None, complete: bool, tmp_path: Path
 ) -> None:
     model = write(tmp_path / "net", config)
     assert is_complete(model, read_config(model, "cpu")) == complete
 
 
-def test_never_call_a_self_completing_model_complete(tmp_path: Path) -> None:
+def test_never_treat_a_self_completing_model_as_complete(tmp_path: Path) -> None:
     code = (
         "class TritonPythonModel:\n    @staticmethod\n    def auto_complete_config(config): ...\n"
     )
@@ -123,7 +123,8 @@ MERGED = [
 def test_override_the_first_file_with_the_second(
     base: str, own: str, expected: str | None, tmp_path: Path
 ) -> None:
-    """`expected` is the result without backend, input and output. None means `own`."""
+    """`expected` is the result without backend, input and output; None means that it equals
+    `own`."""
     model = write(tmp_path / "net", f"{WHOLE} {base}")
     (model / "configs").mkdir()
     (model / "configs/cpu.pbtxt").write_text(own)

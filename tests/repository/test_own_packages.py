@@ -1,5 +1,5 @@
-"""A Python model that brings its packages along: EXECUTION_ENV_PATH in real servers, and its
-mistakes."""
+"""Tests Python models that bring their own packages (EXECUTION_ENV_PATH), in real servers, and the
+mistakes that are reported."""
 
 import gzip
 import io
@@ -49,8 +49,8 @@ GOOD = {"bin/activate": "", f"lib/python{PYTHON}/site-packages/numpy-1.26.4.dist
 
 @pytest.fixture(scope="module")
 def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Pack a virtual environment with this one's NumPy and another version of `packaging` by
-    venv-pack."""
+    """Pack a virtual environment with venv-pack. It has this environment's NumPy and another
+    version of `packaging`."""
     folder = tmp_path_factory.mktemp("environment")
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder / "env"], check=True)
     packages = folder / f"env/lib/python{PYTHON}/site-packages"
@@ -105,7 +105,7 @@ def test_serve_an_archive_with_its_own_packages(packed: Path, tmp_path: Path) ->
 
 
 def archive(model: Path, links: dict[str, str]) -> None:
-    """Write an archive of empty files, and of links where a target is given."""
+    """Write an archive of empty files, and of links for the names that have a target."""
     with tarfile.open(model / "env.tar.gz", "w:gz") as tar:
         for name, target in links.items():
             member = tarfile.TarInfo(name)

@@ -1,7 +1,5 @@
-"""Choose the models that are served: layouts of a model.tar.gz, several repositories, mistakes.
-
-tests/conformance has the default model, over HTTP.
-"""
+"""Tests which models are served: layouts of a model.tar.gz, several repositories, mistakes.
+tests/conformance tests the default model over HTTP."""
 
 from pathlib import Path
 
@@ -54,7 +52,7 @@ def loaded(result: Served) -> tuple[str, ...]:
 
 
 def mistake(*folders: Path, default: str = "", load: tuple[str, ...] = ()) -> str:
-    """Return the first line of the error that ends a start with these settings."""
+    """Return the first line of the error with which a start with these settings ends."""
     with pytest.raises(LayoutError) as caught:
         served(folders, default, load)
     return caught.value.mistakes[0]
@@ -171,7 +169,8 @@ def test_refuse_an_ensemble_without_a_version_or_a_part(repository: Path) -> Non
 def test_prefer_an_incomplete_repository_of_the_user_to_our_models(
     tmp_path: Path, name: str
 ) -> None:
-    """Otherwise a model.tar.gz with a mistake would start other models than the user's."""
+    """Otherwise, a mistake in a model.tar.gz would make the server start the bundled models instead
+    of the user's."""
     (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / name).touch()
     assert holds_models(tmp_path)

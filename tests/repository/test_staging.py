@@ -1,5 +1,5 @@
-"""Stage model folders for Triton: with the engine for the processor, and a fingerprint that shows
-changes."""
+"""Tests staging model folders for Triton, with the engine for the processor, and with a fingerprint
+that shows changes."""
 
 import os
 import sys
@@ -112,7 +112,7 @@ def rewrite(folder: Path) -> None:
 
 
 def replace_file(folder: Path) -> None:
-    """Replace a file by one of the same size and time."""
+    """Replace a file with one of the same size and time."""
     file, before = folder / "config.pbtxt", (folder / "config.pbtxt").stat()
     (folder / "new").write_text("of equal l.")
     os.utime(folder / "new", ns=(before.st_atime_ns, before.st_mtime_ns))
@@ -312,5 +312,5 @@ def test_report_a_missing_backend_or_package(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert "openvino" in this_processor(tmp_path).obstacle
-    monkeypatch.setitem(sys.modules, "openvino", None)  # as if it were not installed
+    monkeypatch.setitem(sys.modules, "openvino", None)  # as if the package were not installed
     assert this_processor(backend_directory()).obstacle

@@ -1,4 +1,4 @@
-"""Unpack archives within bounds."""
+"""Tests that archives are unpacked only within limits."""
 
 import tarfile
 from io import BytesIO

@@ -1,4 +1,4 @@
-"""What `make` runs, mostly without running it."""
+"""Tests which commands `make` runs, mostly without running them."""
 
 import os
 import re
@@ -11,7 +11,7 @@ from tests.support.harness import ROOT, Server, make_scale
 
 pytestmark = pytest.mark.stack
 
-# the files whose packages `make dev` installs
+# the lock files whose packages `make dev` installs
 INSTALLED = ("dev.lock", "torch.txt", "openapi.lock", "callers.lock", "sdks.lock", "sdk3.lock")
 
 
@@ -58,7 +58,7 @@ def test_set_up_tritonserver_before_a_target_builds_or_serves(target: str) -> No
 
 
 @pytest.mark.parametrize("file", INSTALLED)
-def test_install_again_what_a_changed_lock_file_names(file: str) -> None:
+def test_install_again_after_a_change_of_a_lock_file(file: str) -> None:
     assert "scripts/install requirements/dev.lock" in recipe("-W", f"requirements/{file}", "dev")
 
 
@@ -80,7 +80,7 @@ def test_pin_a_hash_for_every_installed_package() -> None:
         assert all(" --hash=sha256:" in pin for pin in locked(file).values()), file
 
 
-def test_repeat_the_pins_of_smaller_lock_files_and_never_torch() -> None:
+def test_repeat_the_pins_of_smaller_lock_files_without_torch() -> None:
     serving, build, dev = (locked(f"{name}.lock").items() for name in ("serving", "build", "dev"))
     assert serving < build < dev
     names = [name for name, _ in dev] + [*locked("callers.lock")]
@@ -90,7 +90,8 @@ def test_repeat_the_pins_of_smaller_lock_files_and_never_torch() -> None:
 def test_leave_onnx_runtime_out_of_the_gpu_lock_file() -> None:
     serving, gpu = locked("serving.lock"), locked("gpu.lock")
     text = (ROOT / "requirements/serving.lock").read_text()
-    # uv writes below a package, after the file with its version, which packages need it.
+    # after a package's version, uv writes the file with that version and the packages that require
+    # it
     block = (
         r"^(\S+)==.*\n(?:    --hash=.*\n)+    # via\n    #   -c .*\n    #   onnxruntime\n(?!    #)"
     )
@@ -101,7 +102,7 @@ def test_leave_onnx_runtime_out_of_the_gpu_lock_file() -> None:
 
 
 def install(folder: Path, **commands: str) -> list[str]:
-    """Install a lock file into a folder's .venv whose commands are stand-ins, and return their
+    """Install a lock file into a folder's .venv with stand-ins for its commands. Return their
     calls."""
     (folder / ".venv/bin").mkdir(parents=True)
     (folder / "requirements").symlink_to(ROOT / "requirements")

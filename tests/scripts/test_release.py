@@ -1,5 +1,5 @@
-"""A release, in a repository of its own; and what scripts/image/build.py asks of an engine, a
-stand-in."""
+"""Tests a release in a separate repository, and what scripts/image/build.py asks an engine (a
+stand-in)."""
 
 import os
 import re

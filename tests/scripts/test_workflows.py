@@ -1,4 +1,5 @@
-"""The workflows in .github follow GitHub's schema, and each command in them exists."""
+"""Tests that the workflows in .github follow GitHub's schema, and that each command in them
+exists."""
 
 import re
 import shlex
@@ -15,7 +16,7 @@ from tests.support.harness import ROOT
 pytestmark = pytest.mark.unit
 
 WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
-# Installed on GitHub's runners, or built into the shell.
+# commands that are installed on GitHub's runners
 ON_RUNNERS = {"apt-get", "docker"}
 EXPRESSION = re.compile(r"\$\{\{.*?\}\}")
 
@@ -67,5 +68,5 @@ def test_call_only_existing_workflows(path: Path) -> None:
     assert all((ROOT / name).is_file() for name in called)
 
 
-def test_run_on_a_push_what_runs_before_a_merge() -> None:
+def test_run_the_same_checks_on_a_push_as_before_a_merge() -> None:
     assert [".ci/run"] in commands(ROOT / ".github/workflows/test.yml")

@@ -1,5 +1,5 @@
-"""The settings: every row, every mistake, that a child reads what its parent had, and what follows
-SageMaker's."""
+"""Tests the settings: every row, every mistake, that a child process reads the same values as its
+parent, and defaults that follow from SageMaker's variables."""
 
 from pathlib import Path
 from typing import Any
@@ -14,9 +14,9 @@ from serving.settings.table import AT_START, ON_CHANGE, ON_DEMAND, ON_POST, TABL
 pytestmark = pytest.mark.unit
 
 MACHINE = Machine(cpus=4.0, memory=16 * 1024**3, gpu=False)
-# where the most is set for all of them
+# settings that contradict each other if each has its maximum
 CONTRADICT = ("port", "grpc_port", "batch_payload_mb", "batch_concurrency", "models")
-# For each setting that has a form of its own a text, its value, and a text that is wrong.
+# for each setting with a special format: a text, its value, and an invalid text
 FORMS: dict[str, tuple[str, Any, str]] = {
     "origins": (
         "https://a.example, http://[::1]:3000",
@@ -38,7 +38,7 @@ FORMS: dict[str, tuple[str, Any, str]] = {
 
 
 def samples(row: Setting) -> tuple[str, Any, str | None]:
-    """Return a text, its value, and a text that is wrong (None: every text is right)."""
+    """Return a text, its value, and an invalid text (None: every text is valid)."""
     if row.name in FORMS:
         return FORMS[row.name]
     if row.choices:
@@ -103,7 +103,7 @@ def test_ignore_folders_where_the_platform_loads_models() -> None:
     ],
     ids=lambda other: next(iter(other)),
 )
-def test_refuse_what_does_not_work_with_loads_on_demand(other: dict[str, str]) -> None:
+def test_refuse_settings_that_contradict_loads_on_demand(other: dict[str, str]) -> None:
     with pytest.raises(SettingsError, match=f"(?=.*SERVE_MODELS=on-demand).*{next(iter(other))}"):
         read(SERVE_MODELS="on-demand", **other)
 
@@ -229,7 +229,7 @@ def test_pass_the_url_of_a_bucket_to_the_children(url: str) -> None:
 @pytest.mark.parametrize(
     "url", ["s3://", "s3:///models", "s3://a?b", "s3://key:word@a", "https://a/models", "/a:s3://b"]
 )
-def test_refuse_what_is_not_the_url_of_a_bucket(url: str) -> None:
+def test_refuse_values_that_are_not_the_url_of_a_bucket(url: str) -> None:
     with pytest.raises(SettingsError, match=r"the URL of a bucket \(s3://, gs:// or az://\)"):
         read(SERVE_MODELS="on-demand", SERVE_MODEL_REPOSITORY=url)
 

@@ -1,4 +1,4 @@
-"""`python -m simulate` as a process."""
+"""Runs `python -m simulate` as a process."""
 
 import contextlib
 import os
@@ -15,7 +15,7 @@ from tests.support.started import ends_with, kill
 
 
 class Command:
-    """A running `python -m simulate` on a free port; its temporary files are below `folder`."""
+    """A running `python -m simulate` on a free port. `folder` contains its temporary files."""
 
     def __init__(
         self,

@@ -1,11 +1,9 @@
 #!/usr/bin/env python3
-"""A container that breaks the platform's rules: a stand-in for those that people write. Standard
-library only.
-
-BREAKS names the rule (simulate/rules.py) that it breaks; without it, it behaves, and answers with
-what it was sent. CAPACITY is how many models it can hold at once in multi-model mode, HOLDS how
-many MB each of them takes. What is late is late by SLOW seconds.
-"""
+"""Runs a container that breaks one of the platform's rules, as containers that people write may do.
+It uses only the standard library. BREAKS names the rule (simulate/rules.py) that it breaks. Without
+BREAKS, it keeps all rules, and answers with what it was sent. CAPACITY is the number of models that
+it can hold at once in multi-model mode, and HOLDS is the number of MB that each of them takes. SLOW
+is the number of seconds by which late answers are late."""
 
 import json
 import os
@@ -22,7 +20,8 @@ CAPACITY = int(os.environ.get("CAPACITY", "1000"))
 HOLDS = int(os.environ.get("HOLDS", "0"))
 SLOW = float(os.environ.get("SLOW", "60"))
 MODEL = Path(os.environ.get("SERVE_MODEL_REPOSITORY", "/opt/ml/model"))
-GO = Path(os.environ.get("TMPDIR", "/tmp")) / "go"  # calls with the body "wait" wait for this file
+# calls with the body "wait" wait until this file exists
+GO = Path(os.environ.get("TMPDIR", "/tmp")) / "go"
 loaded: dict[str, str] = {}
 memory: dict[str, bytearray] = {}
 seen: list[str] = []
@@ -87,8 +86,8 @@ class Handler(BaseHTTPRequestHandler):
         return self.answer(200, loaded[name].encode(), **{"Content-Type": "text/plain"})
 
     def echo(self) -> None:
-        """Return what arrived. Custom-Attributes are returned too, as a container has to do
-        itself."""
+        """Return the request that arrived. Custom-Attributes are returned too, because a container
+        has to do that itself."""
         document = {
             "path": self.path,
             "headers": dict(self.headers.items()),
@@ -139,7 +138,8 @@ class Handler(BaseHTTPRequestHandler):
         self.answer(200)
 
     def break_listening(self) -> None:
-        """Stop listening before the answer is sent, because the next call may come quickly."""
+        """Stop listening before the answer is sent, because the next call may follow
+        immediately."""
         servers[0].socket.shutdown(socket.SHUT_RDWR)
         self.answer(200, b"", Connection="close")
 
@@ -152,7 +152,7 @@ class Handler(BaseHTTPRequestHandler):
             self.answer(500, str(err).encode())
 
     def break_network(self) -> None:
-        """Print what a program prints that finds no network."""
+        """Print the messages of a program that finds no network."""
         print("OSError: [Errno 101] Network is unreachable", flush=True)
         self.answer(500)
 
@@ -161,7 +161,7 @@ class Handler(BaseHTTPRequestHandler):
         time.sleep(SLOW)
 
     def break_stream(self) -> None:
-        """Cut a connection, which no rule names."""
+        """Close the connection within a stream. No rule covers that."""
         self.chunks(b"one")
         self.connection.shutdown(socket.SHUT_RDWR)
 

@@ -1,5 +1,5 @@
-"""Calls an endpoint with MLflow's deployment client and its command, and prints the answers as
-JSON. It reads the rows of a table from its input."""
+"""Calls an endpoint with MLflow's deployment client and its command line, and prints the answers as
+JSON. The rows of a table come from standard input."""
 
 import json
 import sys
@@ -17,7 +17,7 @@ ENDPOINT = "desk"
 
 
 def command(frame: pd.DataFrame) -> Any:
-    """Return what `mlflow deployments predict` answers."""
+    """Return the output of `mlflow deployments predict`."""
     with TemporaryDirectory() as folder:
         path = Path(folder) / "input.json"
         frame.to_json(path)

@@ -1,7 +1,7 @@
 """Calls an endpoint with SageMaker's SDK, version 2 or 3, and prints the answers as JSON.
 
-This is a program of its own, because the two versions are packages of the same name in different
-folders. It reads the rows of a table from its input.
+This is a separate program, because the two versions are packages of the same name in different
+folders. The rows of a table come from standard input.
 """
 
 import json
@@ -65,7 +65,8 @@ def sdk_2() -> Callable[[str, str, Any, str], Any]:
 
 
 def sdk_3() -> Callable[[str, str, Any, str], Any]:
-    """Return a function that makes a call with SDK 3, which sends no types unless it is told."""
+    """Return a function that makes a call with SDK 3, which sends no content types unless they are
+    given."""
     from sagemaker.core.deserializers import base as deserializers
     from sagemaker.core.resources import Endpoint
     from sagemaker.core.serializers import base as serializers

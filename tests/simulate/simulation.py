@@ -1,4 +1,5 @@
-"""A simulated endpoint in this process, around a container that is real, and boto3 for it."""
+"""Runs a simulated endpoint in this process with a real container, and creates boto3 clients for
+it."""
 
 import tarfile
 import tempfile
@@ -19,19 +20,19 @@ from simulate.rules import RULES, Journal, with_limits
 from tests.support.harness import PATIENCE, wait_until
 
 MISBEHAVING = Path(__file__).with_name("misbehaving.py")
-# ping-time: how long a busy machine takes is not what these tests ask; tests/simulate/test_rules.py
-# breaks that rule
+# ping-time is long, because these tests do not check how fast a busy machine answers;
+# tests/simulate/test_rules.py breaks that rule
 QUICK = {"ping-interval": 0.2, "ping-time": 30, "start-up": PATIENCE}
-# where a late answer to one fails the test
+# for tests that must fail if the answer to a ping is late
 PLATFORMS_PINGS = {"ping-interval": RULES["ping-interval"].limit}
-LINES_OF_A_FAILURE = 200  # what the container printed last, for pytest to show
-# Seconds for a container to answer with what is wrong, before it is given up: a busy machine needs
-# the longer ones.
+LINES_OF_A_FAILURE = 200  # the number of last lines of the container that pytest shows
+# Seconds within which a container must show what is wrong, tried in this order. Only a busy machine
+# needs the longer ones.
 ENOUGH_TO_ANSWER = (2, 8, 32, 120)
 
 
 def client_of(url: str, service: str = "sagemaker-runtime", **config: Any) -> Any:
-    """Return a boto3 client that changes nothing but its endpoint_url. It tries once."""
+    """Return a boto3 client in which only endpoint_url is changed. It does not retry."""
     return boto3.client(
         service,
         endpoint_url=url,
@@ -43,8 +44,8 @@ def client_of(url: str, service: str = "sagemaker-runtime", **config: Any) -> An
 
 
 class Simulation:
-    """A simulated endpoint. `lines` is all that it has printed, `s3` the folder that stands in for
-    S3."""
+    """A simulated endpoint. `lines` are all lines that it has printed, and `s3` is the folder that
+    stands in for S3."""
 
     def __init__(
         self,
@@ -99,7 +100,7 @@ class Simulation:
         self.endpoint._container.kill()
 
     def complained(self, rule: str) -> bool:
-        """Return whether the simulator has named the rule, in words too."""
+        """Return whether the simulator has reported the rule and explained it in words."""
         return self.journal.complaints[rule] > 0 and any(
             line.startswith(f"rule {rule}: ") for line in self.lines
         )

@@ -1,4 +1,4 @@
-"""boto3 against the simulator, around the real container."""
+"""Tests boto3 against the simulator with the real container."""
 
 import json
 from collections.abc import Iterator
@@ -33,7 +33,7 @@ def predictions(body: bytes) -> Any:
 
 def test_return_the_parts_of_a_stream_as_the_model_sends_them(simulation: Simulation) -> None:
     text = {"name": "text_input", "datatype": "BYTES", "shape": [1, 1], "data": ["one two three"]}
-    # seconds between two words
+    # the delay is the number of seconds between two words
     pause = {"name": "delay", "datatype": "FP32", "shape": [1, 1], "data": [2]}
     reply = simulation.client.invoke_endpoint_with_response_stream(
         EndpointName="desk",

@@ -1,4 +1,4 @@
-"""`python -m simulate` as its users run it: signals, mistakes, what it leaves behind."""
+"""Tests `python -m simulate` as users run it: signals, mistakes, and what it leaves behind."""
 
 import contextlib
 import os
@@ -80,7 +80,7 @@ def test_report_a_failed_start_in_one_line_and_exit_with_1(tmp_path: Path) -> No
     broken = tmp_path / "model.tar.gz"
     broken.write_bytes(b"no archive")
     engine = tmp_path / "podman"
-    # a stand-in for an engine that has no image
+    # a stand-in for an engine that does not find the image
     engine.write_text("#!/bin/sh\necho no such image >&2\nexit 125\n")
     engine.chmod(0o755)
     with socket.create_server(("127.0.0.1", 0)) as taken:

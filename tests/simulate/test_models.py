@@ -1,5 +1,5 @@
-"""Multi-model endpoints: archives in a folder that stands for S3, loaded at their first call,
-evicted for others."""
+"""Tests multi-model endpoints: archives in a folder that stands in for S3 are loaded at their first
+call, and others are evicted for them."""
 
 import json
 import random
@@ -23,8 +23,7 @@ MEGABYTE = 2**20
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Make archives, each with a model of Triton's python backend that multiplies by its
-    number."""
+    """Make archives, each with a model of Triton's Python backend that multiplies by its number."""
     folder = tmp_path_factory.mktemp("store")
     for number in range(ARCHIVES):
         make_tar(folder / archive(number), files_of(number))
@@ -49,7 +48,7 @@ def wrong_answers(simulation: Simulation, numbers: Iterable[int]) -> list[tuple[
 
 
 def called() -> list[int]:
-    """Yield every model, and the first ones again and again in between."""
+    """Yield every model, and in between the first ones again and again."""
     generator = random.Random(1)
     return [each for number in range(ARCHIVES) for each in (number, generator.randrange(4))]
 
@@ -68,8 +67,8 @@ def test_answer_for_twice_as_many_archives_as_there_is_room_for(store: Path) -> 
 
 
 def plain(simulation: Simulation, target: str, **arguments: Any) -> str:
-    """Return what the stand-in container answers: the archive's name that it received with the
-    load."""
+    """Return the answer of the stand-in container: the name of the archive that it received with
+    the load."""
     return str(simulation.invoke(TargetModel=target, **arguments)["Body"].read().decode())
 
 
@@ -80,7 +79,7 @@ def test_evict_models_to_stay_within_the_share_of_memory(store: Path) -> None:
         for number in [*range(12), 11, 10, 9]:
             assert plain(simulation, archive(number)) == archive(number)
         counts = simulation.journal.counts
-        # 200 MB hold about 6 of them, and Python
+        # 200 MB hold about 6 models and Python itself
         assert 4 <= counts["evictions for the memory share"] <= 8
         assert (counts["loads"], counts["answers of 507"]) == (12, 0)
 

@@ -1,4 +1,4 @@
-"""Free ports."""
+"""Tests the search for free ports."""
 
 import socket
 
@@ -10,7 +10,7 @@ pytestmark = pytest.mark.unit
 
 
 def test_never_pick_the_same_port_twice() -> None:
-    """Two programs on one network pick ports before their servers listen."""
+    """Two programs on the same network may pick ports before their servers listen."""
     first, second = PortPicker(), PortPicker()
     ports = [first.pick() for _ in range(25)]
     assert len({*ports, *(second.pick() for _ in range(25))}) == 50

@@ -1,5 +1,5 @@
-"""Each rule of the platform is kept: a container, or a caller, that breaks it is stopped, and told
-of. And what of a call reaches the container."""
+"""Tests that each rule of the platform is enforced: a container or a caller that breaks it is
+stopped, and the rule is reported. Also tests what part of a call reaches the container."""
 
 import contextlib
 import json
@@ -30,7 +30,7 @@ def fails(code: str, call: Callable[[], object]) -> Any:
     return caught.value.response
 
 
-def test_break_every_rule_in_a_test() -> None:
+def test_have_a_test_for_every_rule() -> None:
     text = "".join(file.read_text() for file in Path(__file__).parent.glob("test_*.py"))
     assert [rule.id for rule in TABLE if f'"{rule.id}"' not in text] == []
 
@@ -71,7 +71,7 @@ def test_replace_a_container_that_is_unhealthy_or_dies(
             fails("InternalFailure", simulation.invoke)
         else:
             with contextlib.suppress(ClientError):
-                simulation.invoke()  # from then on it is ill
+                simulation.invoke()  # after this call, the container is unhealthy
         simulation.wait_complaint(rule)
         wait_until(
             lambda: str(simulation.lines).count("in service after") >= 2, "a new one is in service"
@@ -104,7 +104,8 @@ def test_answer_503_if_the_container_takes_no_connection() -> None:
 
 
 def test_do_not_report_refused_calls_of_a_killed_container(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Do not even if it is killed, and called, while the simulator checks it."""
+    """Do not report them even if the container is killed, and called, while the simulator checks
+    it."""
     looks, called = threading.Event(), threading.Event()
 
     def memory(_: Container) -> int:
@@ -157,7 +158,7 @@ def test_end_a_stream_that_takes_too_long_with_an_error() -> None:
         )["Body"]
         received = []
         with pytest.raises(ClientError) as caught:
-            # the list is lost with the exception
+            # this only reads the stream; the list is lost with the exception
             received += [event["PayloadPart"]["Bytes"] for event in body]
         assert caught.value.response["Error"]["Code"] == "ModelStreamError"
         assert simulation.complained("stream-time")
@@ -186,7 +187,7 @@ def test_write_a_failure_to_s3_if_an_asynchronous_call_is_late() -> None:
 
 
 def test_refuse_or_drop_what_exceeds_the_limits_of_the_api(tmp_path: Path) -> None:
-    """Exceed body, async-inline, async-body, headers, query and attributes."""
+    """The rules are body, async-inline, async-body, headers, query and attributes."""
     limits = {"body": 1000, "async-inline": 100, "async-body": 1000}
     with Simulation(limits=limits) as simulation:
         assert (
@@ -212,7 +213,7 @@ def test_refuse_or_drop_what_exceeds_the_limits_of_the_api(tmp_path: Path) -> No
 
 
 def raw(simulation: Simulation, attributes: str) -> None:
-    """Send a call that botocore does not validate."""
+    """Send a call without botocore's validation."""
     import http.client
 
     connection = http.client.HTTPConnection(simulation.url.removeprefix("http://"))
@@ -242,7 +243,7 @@ def test_report_reply_headers_that_the_platform_does_not_accept(rule: str) -> No
 
 @pytest.fixture
 def store(tmp_path: Path) -> Path:
-    """Make archives that this container accepts without opening them."""
+    """Make archives, which this container accepts without opening them."""
     for name in ("a", "b", "c"):
         make_tar(tmp_path / f"{name}.tar.gz", {"config.pbtxt": name})
     make_tar(tmp_path / "wicked.tar.gz", {"../../escaped": "x"})
@@ -292,7 +293,7 @@ def test_answer_internal_failure_if_the_container_ends_in_a_load(
         ("load-time", 0.4, 0),
     ],
 )
-def test_turn_an_answer_that_breaks_a_rule_into_an_error(
+def test_convert_an_answer_that_breaks_a_rule_to_an_error(
     rule: str, limit: float | None, status: int, store: Path
 ) -> None:
     models = store if rule.startswith("load") else None

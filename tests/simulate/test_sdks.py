@@ -1,5 +1,5 @@
-"""SageMaker's SDK, versions 2 and 3, and MLflow's deployment client against the simulator, around
-the real container."""
+"""Tests SageMaker's SDK, versions 2 and 3, and MLflow's deployment client against the simulator
+with the real container."""
 
 import json
 import os
@@ -22,8 +22,8 @@ from tests.support.harness import ROOT, link_model, make_scale
 
 pytestmark = pytest.mark.stack
 
-SDKS = {"2": "sdks", "3": "sdk3"}  # folders in .venv, where `make dev` installs them
-FOREST = "forest"  # answers calls that name no model, as MLflow's do
+SDKS = {"2": "sdks", "3": "sdk3"}  # folders in .venv into which `make dev` installs them
+FOREST = "forest"  # the model for calls that name no model, as MLflow's do
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +51,7 @@ def simulation(forest: Trained, tmp_path_factory: pytest.TempPathFactory) -> Ite
 def answers(
     simulation: Simulation, forest: Trained, packages: str, module: str, *arguments: str
 ) -> Any:
-    """Run a program that calls the endpoint, and return what it prints."""
+    """Run a program that calls the endpoint. Return the answers that it prints."""
     folder = Path(sys.prefix) / packages
     environment = {
         "AWS_ACCESS_KEY_ID": "none",

@@ -1,5 +1,5 @@
-"""Simulate an AWS account in this process: moto, a record of the calls, and replies that moto
-lacks."""
+"""Simulates an AWS account in this process: moto, a record of the calls, and replies for calls that
+moto does not support."""
 
 import json
 from collections import defaultdict
@@ -19,7 +19,8 @@ from deploy.__main__ import main
 REGION = "eu-west-1"
 IMAGE = "123456789012.dkr.ecr.eu-west-1.amazonaws.com/triton-multi-model:1.0"
 Call = tuple[str, str, dict[str, Any]]
-LOADER = create_loader()  # parses each service's description once: SageMaker's takes 0.2 s
+# parses each service's description only once, because SageMaker's takes 0.2 s
+LOADER = create_loader()
 
 
 def session() -> boto3.Session:
@@ -29,8 +30,8 @@ def session() -> boto3.Session:
 
 
 class Account:
-    """`calls` are the calls that `deploy` made; replies in `scripted`, by operation, take
-    precedence over moto's."""
+    """A simulated account. `calls` are the calls that `deploy` made. The replies in `scripted`,
+    keyed by operation, take precedence over moto's."""
 
     def __init__(self) -> None:
         self.calls: list[Call] = []
@@ -43,14 +44,14 @@ class Account:
         return self._own.client(service)  # type: ignore[call-overload]
 
     def deploy(self, *words: str) -> int:
-        """Run a command of `python -m deploy`; return its exit code."""
+        """Run a command of `python -m deploy`. Return its exit code."""
         return main(words, lambda profile_name: self._session, poll=0)
 
     def writes(self) -> list[Call]:
         return [call for call in self.calls if not call[1].startswith(("Describe", "List", "Get"))]
 
     def inventory(self) -> dict[str, Any]:
-        """Return all that the account has, by kind."""
+        """Return everything that exists in the account, by kind."""
         sagemaker, scaling = self.client("sagemaker"), self.client("application-autoscaling")
         return {
             "endpoints": {each["EndpointName"] for each in sagemaker.list_endpoints()["Endpoints"]},
@@ -86,8 +87,8 @@ class Account:
     def _answer(
         self, model: Any, params: dict[str, Any], **_: Any
     ) -> tuple[AWSResponse, dict[str, Any]] | None:
-        """Return what botocore takes in place of a reply, as its Stubber does. None passes the call
-        to moto."""
+        """Return a reply for botocore to use without a call, as its Stubber does, or None to pass
+        the call on to moto."""
         if self.scripted[model.name]:
             reply = self.scripted[model.name].pop(0)
             return _response(400 if "Error" in reply else 200), reply

@@ -1,5 +1,5 @@
-"""Make archives of tiny models, load and unload them as SageMaker does, and measure what `serve`
-uses."""
+"""Makes archives of tiny models, loads and unloads them as SageMaker does, and measures the
+resources that `serve` uses."""
 
 import os
 from collections.abc import Sequence
@@ -36,7 +36,7 @@ input { name: "x" data_type: TYPE_FP32 dims: [1] }
 output { name: "y" data_type: TYPE_FP32 dims: [1] }
 instance_group { count: 1 kind: KIND_CPU }
 """
-PER_MODEL = 19 * 2**20  # bytes that one of these models uses, measured
+PER_MODEL = 19 * 2**20  # bytes that one of these models uses, as measured
 TRITON = 60 * 2**20  # bytes that Triton uses, and that `serve` reserves for a load
 
 
@@ -46,7 +46,7 @@ def files_of(number: int) -> dict[str, str]:
 
 
 def make_archive(root: Path, number: int) -> None:
-    """Write the unpacked archive of that model, as the platform does."""
+    """Write the archive of that model in the unpacked form in which the platform provides it."""
     for name, text in files_of(number).items():
         path = root / f"id{number}/model" / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -98,8 +98,9 @@ class Loader:
 
 @dataclass(frozen=True)
 class Usage:
-    """What a `serve` uses: bytes of memory, processes, threads, open files, the number of files for
-    archives and in shared memory, and the bytes of shared memory and of unpacked archives."""
+    """The resources that a `serve` uses: bytes of memory, processes, threads, open files, the
+    number of files for archives and in shared memory, and the bytes of shared memory and of
+    unpacked archives."""
 
     memory: int
     processes: int
@@ -111,7 +112,7 @@ class Usage:
 
 
 def usage(pid: int, run_dir: Path) -> Usage:
-    """Return what a `serve` and its run folder use."""
+    """Return the resources that a `serve` and its run folder use."""
     first = psutil.Process(pid)
     processes = [first, *first.children(recursive=True)]
     shared = {path for each in processes for path in _shared(each)}
@@ -127,7 +128,7 @@ def usage(pid: int, run_dir: Path) -> Usage:
 
 
 def _files_below(folder: Path) -> int:
-    """Count files and folders. Unlike rglob, os.walk ignores a folder that vanishes meanwhile."""
+    """Count files and folders. Unlike rglob, os.walk ignores folders that are removed meanwhile."""
     return sum(len(folders) + len(files) for _, folders, files in os.walk(folder))
 
 

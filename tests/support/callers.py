@@ -1,4 +1,4 @@
-"""Python with the packages in .venv/callers, and no others: clients of other servers' APIs."""
+"""Runs Python with the packages in .venv/callers, and no others: clients of other servers' APIs."""
 
 import os
 import subprocess
@@ -7,11 +7,12 @@ from pathlib import Path
 
 from tests.support.harness import PATIENCE
 
-PACKAGES = Path(sys.prefix) / "callers"  # where `make dev` installs them
+PACKAGES = Path(sys.prefix) / "callers"  # `make dev` installs them here
 SETTINGS = {
     "HAYSTACK_TELEMETRY_ENABLED": "False",
     "HF_HUB_DISABLE_TELEMETRY": "1",
-    # 1 after a test has loaded a tokenizer in this process; huggingface_hub then calls nobody
+    # it is 1 after a test has loaded a tokenizer in this process; huggingface_hub would then make
+    # no calls
     "HF_HUB_OFFLINE": "0",
 }
 

@@ -1,9 +1,6 @@
-"""Pictures and pages of handwritten digits with their labels, for the bundled `resnet` and
-`yolov5`.
-
-The digits are scikit-learn's scans of 8×8 pixels. A fifth of them, which neither network was
-trained on, is used here. The same seed gives the same pictures.
-"""
+"""Makes pictures and pages of handwritten digits with their labels, for the bundled `resnet` and
+`yolov5`. The digits are scikit-learn's scans of 8×8 pixels. Only a fifth of them is used here, on
+which neither network was trained. The same seed gives the same pictures."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -26,10 +23,8 @@ class Page(NamedTuple):
 
 
 def scans() -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Return the held-out scans [359,8,8] with bright ink, and their labels.
-
-    The file is ordered by writer, so the fifth is chosen at random with a fixed seed.
-    """
+    """Return the held-out scans [359,8,8] with bright ink, and their labels. scikit-learn's file is
+    ordered by writer, so the fifth is chosen at random, with a fixed seed."""
     data = load_digits()
     chosen = np.random.default_rng(0).permutation(len(data.target))[: len(data.target) // 5]
     return np.round(data.images[chosen] * (255 / 16)).astype(np.uint8), data.target[chosen]
@@ -46,8 +41,8 @@ def held_out(count: int | None = None) -> list[tuple[Image.Image, int]]:
 
 
 def photo(scan: NDArray[np.uint8], rng: Rng) -> Image.Image:
-    """Return a digit on a sheet of its own: dark on light or light on dark, shifted, turned,
-    blurred and noisy."""
+    """Return a photo of a single digit: dark on light or light on dark, shifted, turned, blurred
+    and noisy."""
     side = np.exp(rng.uniform(np.log(28), np.log(600)))
     width, height = (
         int(each) for each in np.clip(side * np.exp(rng.uniform(-0.3, 0.3, 2)), 28, 600)
@@ -71,7 +66,7 @@ def held_out_pages(seed: int) -> Iterator[Page]:
 
 
 def _page(rng: Rng, images: NDArray[np.uint8], labels: NDArray[np.int64]) -> Page:
-    """Return a page of digits on a shaken grid, between printed lines and words."""
+    """Return a page of digits on an irregular grid, between printed lines and words."""
     width, height = (int(side) for side in rng.integers(400, 1200, 2))
     dark = rng.random() < 0.3
     page = _plain((width, height), rng.uniform(15, 60) if dark else rng.uniform(200, 250), rng)

@@ -1,5 +1,4 @@
-"""Start the whole container's software on free loopback ports, and make the models that tests
-serve."""
+"""Starts the whole container's software on free loopback ports, and makes the models for tests."""
 
 import base64
 import contextlib
@@ -32,7 +31,7 @@ from simulate.ports import PortPicker
 from tests.support.started import ends_with
 
 ROOT = Path(__file__).resolve().parents[2]
-# two of each datatype, for the model that make_identity writes
+# two values of each datatype, for the model that make_identity writes
 IDENTITY_VALUES: dict[str, list[Any]] = {
     "FP32": [1.5, -2.25],
     "FP64": [1e300, -0.1],
@@ -48,20 +47,21 @@ IDENTITY_VALUES: dict[str, list[Any]] = {
     "BOOL": [True, False],
     "BYTES": ["digit", "Ziffer ✓"],
 }
-# what ONNX's text calls those that it does not call by their names
+# ONNX's names for the datatypes that have other names in ONNX's text format
 _ONNX = {"FP32": "float", "FP64": "double", "FP16": "float16", "BYTES": "string"}
 BUNDLED = ("bert", "efficientnet", "resnet", "yolov4_tiny", "yolov5")
-# If the processor has BF16, `auto` chooses OpenVINO, whose answers differ from ONNX Runtime's by
-# some thousandths.
+# If the processor has BF16, `auto` chooses OpenVINO, whose answers differ from ONNX Runtime's by a
+# few thousandths.
 FP32 = {"SERVE_CPU_ENGINE": "onnxruntime"}
-LARGE = 2**20  # bytes of a file that copies of a model share
-PATIENCE = 120.0  # seconds; on a slow machine too, what has not happened by then will not happen
+LARGE = 2**20  # files of at least this many bytes are linked, not copied
+PATIENCE = 120.0  # seconds; even on a slow machine, what has not happened by then never will
 LONGEST_PAUSE = 0.1  # seconds
 _PORTS = PortPicker(range(10000, 12000))
 
 
 def free_port() -> int:
-    """Return a port that no other test gets, even in another run, below the kernel's own range."""
+    """Return a port that no other test gets, even in another run. It is below the kernel's own
+    range."""
     return _PORTS.pick()
 
 
@@ -78,12 +78,13 @@ def npy(array: Any, **options: Any) -> bytes:
 
 
 def tensor(data: list[Any], shape: list[int] | None = None, datatype: str = "FP32") -> Any:
-    """Return the input `x` of a KServe request: by default, one row of FP32."""
+    """Return the input `x` of a KServe request, by default one row of FP32."""
     return {"name": "x", "shape": shape or [1, len(data)], "datatype": datatype, "data": data}
 
 
 def expect_error(reply: Any, status: int, code: str, *names: str) -> None:
-    """Assert the one shape of an error, with each of the names in its text."""
+    """Assert that the reply is an error in this project's format, with each of the names in its
+    text."""
     assert (reply.status_code, reply.headers["Content-Type"]) == (status, "application/json"), (
         reply.text
     )
@@ -96,7 +97,7 @@ def expect_error(reply: Any, status: int, code: str, *names: str) -> None:
 
 
 def b64(data: bytes) -> dict[str, str]:
-    """Return an instance that holds the bytes."""
+    """Return an instance that contains the bytes in base64."""
     return {"b64": base64.b64encode(data).decode()}
 
 
@@ -114,9 +115,9 @@ def wait_until(
     seconds: float = PATIENCE,
     pause: float = 0.02,
 ) -> Any:
-    """Return the condition's first true value. Fail with `what` if there is none in time. `pause`
-    is the time between the first two checks, and grows up to LONGEST_PAUSE, because most checks
-    cost the server work."""
+    """Wait until the condition is true, and return its value. Fail with `what` if that takes too
+    long. `pause` is the time between the first two checks. It grows up to LONGEST_PAUSE, because
+    most checks cost the server work."""
     deadline = time.monotonic() + seconds
     while not (value := condition()):
         if time.monotonic() > deadline:
@@ -144,8 +145,8 @@ class Asked:
 
 
 class Server(Asked):
-    """Run one `serve` with its processes. `log` is the file of its output. `prefix` is a command
-    that is run first and becomes `serve` (exec)."""
+    """Runs one `serve` with its processes. `log` is the file that contains its output. `prefix` is
+    a command that runs first and then becomes `serve` (exec)."""
 
     prefix: tuple[str, ...] = ()
 
@@ -189,8 +190,8 @@ class Server(Asked):
         return self
 
     def ping(self) -> int:
-        """Return the status of /ping, 0 without an answer. Callers poll it, so it does without
-        `requests`."""
+        """Return the status of /ping, or 0 if there is no answer. Tests poll it, so it does not use
+        `requests`, which is slower."""
         asked = HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE)
         try:
             asked.request("GET", "/ping")
@@ -201,30 +202,31 @@ class Server(Asked):
             asked.close()
 
     def output(self) -> str:
-        """Return the complete lines of its log."""
+        """Return the complete lines of the server's output."""
         text = self.log.read_text(encoding="utf-8", errors="replace")
         return text[: text.rfind("\n") + 1]
 
     def entries(self, process: str = "", **wanted: Any) -> list[dict[str, Any]]:
-        """Return the log's entries of one process, or of all, that have these values."""
+        """Return the log entries of one process, or of all processes, that have these values."""
         logged = [json.loads(line) for line in self.output().splitlines() if line.startswith('{"')]
         wanted |= {"process": process} if process else {}
         return [entry for entry in logged if wanted.items() <= entry.items()]
 
     def says(self, *words: str, process: str = "serve") -> bool:
-        """Return whether the log has a message of the process with all of the words."""
+        """Return whether the log contains a message of the process with all of the words."""
         return any(
             all(word in entry.get("message", "") for word in words)
             for entry in self.entries(process)
         )
 
     def expect_message(self, *words: str, process: str = "serve") -> None:
-        """Wait until the log has such a message: it may come after the reply that it is about."""
+        """Wait until the log contains such a message, which may be written after the reply to which
+        it belongs."""
         wait_until(lambda: self.says(*words, process=process), f"the log says {words}")
 
     def process_of(self, name: str) -> dict[str, Any]:
-        """Return a process in the supervisor's status: its pid (None while it does not run) and its
-        starts."""
+        """Return a process in the supervisor's status: its pid (None if it is not running) and its
+        number of starts."""
         process: dict[str, Any] = self.status()["processes"][name]
         return process
 
@@ -237,7 +239,7 @@ class Server(Asked):
         return pid
 
     def workers(self, file: str = "gunicorn.sock") -> list[int]:
-        """Return the pids of gunicorn's workers that accept connections on this socket alone."""
+        """Return the pids of gunicorn's workers that accept connections only on this socket."""
         found = []
         for child in psutil.Process(self.pid("gunicorn")).children():
             paths = {str(sock.laddr) for sock in child.net_connections("unix") if sock.laddr}
@@ -246,8 +248,8 @@ class Server(Asked):
         return found
 
     def replace(self, name: str, number: int = signal.SIGKILL) -> int:
-        """Kill a process, wait until the supervisor has started another, and return the killed
-        one's pid."""
+        """Kill a process, and wait until the supervisor has started another one. Return the pid of
+        the killed process."""
         killed = self.pid(name)
         self.kill(killed, number)
         self.wait_replaced(name, killed)
@@ -261,7 +263,7 @@ class Server(Asked):
 
     @contextlib.contextmanager
     def unattended(self) -> Iterator[None]:
-        """Pause the supervisor inside the context, so that it restarts nothing."""
+        """Pause the supervisor in this context, so that it restarts nothing."""
         self.process.send_signal(signal.SIGSTOP)
         try:
             yield
@@ -273,7 +275,7 @@ class Server(Asked):
         return int(float(count))
 
     def scrape(self) -> httpx.Response:
-        """Return the reply of /metrics from gunicorn itself, because nginx keeps one for a
+        """Return the reply of /metrics directly from gunicorn, because nginx caches it for a
         second."""
         with self.behind_nginx("gunicorn.sock") as front:
             return front.get("/metrics")
@@ -283,27 +285,29 @@ class Server(Asked):
         return self.behind_nginx("triton/http.sock")
 
     def behind_nginx(self, file: str) -> httpx.Client:
-        """Return a client of a socket in the run folder. It skips certificates, which take 40 ms to
-        read."""
+        """Return a client of a socket in the run folder. It does not load certificates, which would
+        take 40 ms."""
         transport = httpx.HTTPTransport(uds=str(self.run_dir / file), verify=False)
         return httpx.Client(transport=transport, base_url="http://server", timeout=PATIENCE)
 
     def processes(self) -> list[int]:
-        """Return all processes of this server, found by its run folder in their environment."""
+        """Return all processes of this server. They have its run folder in their environment."""
         marker = f"SERVE_RUN_DIR={self.run_dir}".encode()
         return [
             int(entry.name) for entry in Path("/proc").glob("[0-9]*") if has_variable(entry, marker)
         ]
 
     def wait_gone(self) -> None:
-        """Wait until none of its processes is left. A killed process may take a moment to end."""
+        """Wait until none of the server's processes is left. A killed process may take a moment to
+        end."""
         wait_until(lambda: not self.processes(), lambda: f"{self.processes()} are gone")
 
     def wait_ended(self) -> int:
         return self.process.wait(timeout=PATIENCE)
 
     def stop(self, number: int = signal.SIGTERM) -> int:
-        """Send the signal and return the exit code. Kill all processes if it does not stop."""
+        """Send the signal, and return the exit code. Kill all processes if the server does not
+        stop."""
         if self.process.poll() is None:
             self.process.send_signal(number)
         try:
@@ -323,8 +327,8 @@ class Server(Asked):
 
 
 def module_server(*makers: Callable[[Path], object], **variables: str) -> Any:
-    """Return a fixture that runs one server for the tests of a module. It serves the models that
-    `makers` write into its folder `models`."""
+    """Return a fixture that runs one server for the tests of a module. The server serves the models
+    that `makers` write into its folder `models`."""
 
     @pytest.fixture(scope="module")
     def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
@@ -341,7 +345,8 @@ def module_server(*makers: Callable[[Path], object], **variables: str) -> Any:
 
 
 def has_variable(entry: Path, marker: bytes) -> bool:
-    """Return whether the process has the variable; False for zombies, which have no environment."""
+    """Return whether the process has the environment variable. Return False for zombies, which have
+    no environment."""
     try:
         return marker in (entry / "environ").read_bytes().split(b"\0")
     except OSError:
@@ -355,13 +360,13 @@ def memory(pid: int, field: str) -> int:
 
 
 def config_for_cpu(model: Path) -> str:
-    """Return the whole config.pbtxt with which `serve` serves a folder on a machine without a
+    """Return the complete configuration with which `serve` serves a folder on a machine without a
     GPU."""
     return str(MessageToString(read_config(model, "cpu")))
 
 
 def link_model(source: Path, repository: Path) -> None:
-    """Copy a model folder into another repository, but link its large files."""
+    """Copy a model folder into another repository. Link its large files instead of copying them."""
     for file in source.rglob("*"):
         if file.is_file():
             target = repository / source.name / file.relative_to(source)
@@ -372,7 +377,7 @@ def link_model(source: Path, repository: Path) -> None:
 
 
 def parsed(text: str) -> onnx.ModelProto:
-    """Return a model of opset 17 with this graph, in the syntax of ONNX's parser."""
+    """Return a model of opset 17, given its graph in the syntax of ONNX's parser."""
     return onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": 17]> {text}')
 
 
@@ -388,7 +393,7 @@ def _config(folder: Path, text: str) -> None:
 
 
 def identity_graph(datatypes: Iterable[str]) -> str:
-    """Return a graph with `in_NAME` -> `out_NAME` of each datatype, [batch, n]."""
+    """Return a graph that copies `in_NAME` to `out_NAME` for each datatype, [batch, n]."""
     kinds = {name: _ONNX.get(name, name.lower()) for name in datatypes}
     inputs = ", ".join(f"{kind}[batch, n] in_{name}" for name, kind in kinds.items())
     outputs = ", ".join(f"{kind}[batch, n] out_{name}" for name, kind in kinds.items())
@@ -415,8 +420,8 @@ ONE_INSTANCE = "instance_group { count: 1 kind: KIND_CPU }\n"
 
 
 def make_scale(repository: Path, loaded: str = "latest { num_versions: 1 }") -> None:
-    """Make `scale`: FP32 x [batch, n] -> y. Version 1 doubles x, version 2, which alone is loaded,
-    triples it."""
+    """Make `scale`: FP32 x [batch, n] -> y. Version 1 doubles x. Version 2 triples it, and is the
+    only one that is loaded by default."""
     for version, factor in (("1", 2.0), ("2", 3.0)):
         graph = f"""scale (float[batch, n] x) => (float[batch, n] y)
             <float k = {{{factor}}}> {{ y = Mul (x, k) }}"""
@@ -525,7 +530,7 @@ class Client(ModelClient):
 def make_sleeper(
     repository: Path, name: str = "sleeper", code: str = SLEEPER, client: str = SLEEPER_CLIENT
 ) -> None:
-    """Make a model on Triton's python backend, without a batch dimension, with its own
+    """Make a model for Triton's Python backend, without a batch dimension, with its own
     client.py."""
     config = (
         'input { name: "seconds" data_type: TYPE_FP32 dims: [1] }\n'
@@ -535,7 +540,7 @@ def make_sleeper(
 
 
 def make_python_model(folder: Path, config: str, code: str, client: str = "") -> None:
-    """Write a model of Triton's python backend. `config` is the rest of its config.pbtxt."""
+    """Write a model for Triton's Python backend. `config` is the rest of its config.pbtxt."""
     (folder / "1").mkdir(parents=True)
     (folder / "1/model.py").write_text(code)
     (folder / "config.pbtxt").write_text(f'backend: "python"\n{config}{ONE_INSTANCE}')

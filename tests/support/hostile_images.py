@@ -1,4 +1,4 @@
-"""Make image files that would take much memory or work, and the largest ones that are allowed."""
+"""Makes image files that would take much memory or work, and the largest ones that are allowed."""
 
 import struct
 import zlib
@@ -9,7 +9,7 @@ from PIL import Image
 
 from tests.support.harness import encoded
 
-PIXELS = 9_000_000  # the limit that the images are made for: 72 MB
+PIXELS = 9_000_000  # the limit for which the images are made: 72 MB
 SIDE = 3000
 Maker = Callable[[], bytes]
 
@@ -26,8 +26,8 @@ def chunk(kind: bytes, content: bytes) -> bytes:
 def png(
     colour: int, row: int, between: bytes = b"", depth: int = 8, side: int = SIDE, height: int = 0
 ) -> bytes:
-    """Return a PNG of zeros, `side` pixels wide; `row` is the number of bytes in a line. A `height`
-    of 0 is the width."""
+    """Return a PNG of zeros, `side` pixels wide. `row` is the number of bytes in a line. If
+    `height` is 0, the image is square."""
     height = height or side
     header = struct.pack(">IIBBBBB", side, height, depth, colour, 0, 0, 0)
     pixels = zlib.compress(bytes((1 + row) * height))
@@ -83,7 +83,7 @@ SMALL = [
 
 
 def tiff_of_a_huge_tile(kind: int = 4, *more: tuple[int, int, int, int]) -> bytes:
-    """Return a TIFF whose tile has sizes of this type, and `more` tags behind them."""
+    """Return a TIFF whose tile has sizes of this type, followed by the tags `more`."""
     tile = zlib.compress(bytes(2**26))
     tags = [
         (256, 4, 1, 16),
@@ -117,14 +117,14 @@ def ico() -> bytes:
 
 
 def exif_of(kind: int, values: bytes) -> bytes:
-    """Return EXIF whose orientation has many values of this type."""
+    """Return EXIF data whose orientation has many values of this type."""
     count = len(values) // {3: 2, 5: 8}[kind]
     entry = struct.pack("<HHII", 274, kind, count, 26)
     return b"II*\0" + struct.pack("<IH", 8, 1) + entry + bytes(4) + values
 
 
 def jpeg_of_one_scan(**options: Any) -> bytes:
-    """Return a JPEG that is cut off behind its first scan."""
+    """Return a JPEG that is cut off after its first scan."""
     whole = encoded(Image.new("RGB", (SIDE, SIDE)), "JPEG", subsampling=0, **options)
     first = whole.index(b"\xff\xda")
     second = whole.find(b"\xff\xda", first + 2)
@@ -132,7 +132,7 @@ def jpeg_of_one_scan(**options: Any) -> bytes:
 
 
 def jpeg_of_one_component() -> bytes:
-    """Return a JPEG whose only scan has one of its three components."""
+    """Return a JPEG whose only scan contains one of its three components."""
     whole = jpeg_of_one_scan()
     scan = whole.index(b"\xff\xda")
     header = b"\xff\xda\0\x08\1" + whole[scan + 5 : scan + 7] + b"\0\x3f\0"
@@ -150,7 +150,7 @@ REFUSED: dict[str, tuple[Maker, str]] = {
         "180000000",
     ),
     "a progressive JPEG with a thousand scans": (lambda: jpeg_of_scans(1000), "1010"),
-    # libjpeg keeps the coefficients of all pixels of these
+    # for these images, libjpeg keeps the coefficients of all pixels
     "a progressive JPEG of one scan": (
         lambda: jpeg_of_one_scan(progressive=True),
         "90000000 bytes",
@@ -197,7 +197,7 @@ REFUSED: dict[str, tuple[Maker, str]] = {
         "metadata",
     ),
     "a TIFF of one tile of 64 MB": (tiff_of_a_huge_tile, "268436480"),
-    # Pillow takes the second sizes, libtiff the first ones, which were not counted
+    # Pillow reads the second sizes, and libtiff the first ones, which were not counted
     "a TIFF with two sizes of a tile": (
         lambda: tiff_of_a_huge_tile(17, (322, 4, 1, 16), (323, 4, 1, 16)),
         "the tag 322",
@@ -206,7 +206,7 @@ REFUSED: dict[str, tuple[Maker, str]] = {
         lambda: tiff_of_a_huge_tile(18, (273, 4, 1, 8), (278, 4, 1, 16)),
         "the tag 322",
     ),
-    # libjpeg's scans count only if the file says that it holds a JPEG
+    # libjpeg's scans are counted only if the file says that it contains a JPEG
     "a TIFF with two compressions": (
         lambda: tiff([*SMALL[:3], (259, 17, 1, 8), *SMALL[3:]]),
         "the tag 259",

@@ -1,4 +1,4 @@
-"""Call a server from several threads and count every answer."""
+"""Calls a server from several threads, and counts every answer."""
 
 import threading
 import time
@@ -11,8 +11,8 @@ import requests
 
 
 class Threads:
-    """Run `_call` in `callers` threads from the start of the context until `_stop` is set at its
-    end."""
+    """Runs `_call` in `callers` threads from the start of the context until its end, which sets
+    `_stop`."""
 
     callers: int
 
@@ -36,7 +36,7 @@ class Threads:
 
 @dataclass
 class Load(Threads):
-    """Call `request` from several threads, each time on a new connection, with `pause` seconds
+    """Calls `request` from several threads, each time on a new connection, with `pause` seconds
     between two calls of a thread.
 
     `answers` counts "STATUS code" of every reply; `refused` counts connections that were refused or

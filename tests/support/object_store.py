@@ -1,4 +1,4 @@
-"""An S3 server over HTTP: moto's, behind a proxy that counts requests and can cause faults."""
+"""Runs an S3 server over HTTP: moto's, behind a proxy that counts requests and can cause faults."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -26,7 +26,7 @@ AZURE_BLOB = (
 
 
 class Exchange(BaseHTTPRequestHandler):
-    """One request. `fault` of the server answers it, or returns False."""
+    """A request. The server's `fault` answers it, or returns False."""
 
     protocol_version = "HTTP/1.1"
     server: "ObjectStore"
@@ -62,7 +62,7 @@ class Exchange(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def is_object(self) -> bool:
-        """Return whether the content of an object is asked for."""
+        """Return whether the content of an object is requested."""
         return self.command == "GET" and "list-type" not in self.path
 
     def log_message(self, *_: Any) -> None: ...
@@ -127,7 +127,7 @@ class ObjectStore(ThreadingHTTPServer):
         exchange.reply(200, body.encode())
         return True
 
-    # Faults
+    # --- faults
 
     def forbid(self, exchange: Exchange) -> bool:
         body = f"<Error><Code>AccessDenied</Code><AWSAccessKeyId>{KEY}</AWSAccessKeyId></Error>"
@@ -135,7 +135,7 @@ class ObjectStore(ThreadingHTTPServer):
         return True
 
     def send_no_e_tag(self, exchange: Exchange) -> bool:
-        """Answer as a proxy that drops ETags."""
+        """Answer like a proxy that drops ETags."""
         exchange.forward(without="etag")
         return True
 

@@ -1,5 +1,5 @@
-"""Hooks for schemathesis: whole numbers are sent without a point, because JSON Schema calls 1.0 an
-integer and Triton does not."""
+"""Defines hooks for schemathesis: integers are sent without a decimal point, because JSON Schema
+accepts 1.0 as an integer and Triton does not."""
 
 from typing import Any
 

@@ -1,5 +1,5 @@
-"""Set up the whole run: seeds, marks, signals, which files run in one process, and the end of what
-the tests started."""
+"""Sets up the whole test run: seeds, marks, signals, files that run in one process, and the cleanup
+of everything that tests started."""
 
 import gc
 import random
@@ -14,24 +14,25 @@ from xdist.scheduler import LoadFileScheduling
 
 from tests.support.started import end_all, ended_on_failure
 
-MARKS = {"unit", "stack", "full"}  # what each means: pyproject.toml
-# Files that run in one process: because they use the fixture `server` of tests/conftest.py, or
+MARKS = {"unit", "stack", "full"}  # pyproject.toml explains them
+# Files that run in one process, because they use the fixture `server` of tests/conftest.py, or
 # because moto's services take seconds to import.
 TOGETHER = {
     f"tests/endpoint/test_{name}.py": "server"
     for name in ("edge", "errors", "generated_client", "invocations")
 } | {f"tests/deploy/test_{name}.py": "moto" for name in ("config", "docs", "endpoint", "push")}
 
-# A background shell ignores SIGINT, and every program that the tests start would inherit that.
+# A shell in the background ignores SIGINT, and every program that the tests start would inherit
+# that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
-# sent by timeout(1); end the started programs too
+# timeout(1) sends this signal; the programs that the tests started must end too
 signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Import the test files without garbage collections, which take a third of that time, and keep
-    what they import out of later ones."""
+    """Import the test files without garbage collections, which take a third of that time. Exclude
+    the imported objects from later collections."""
     gc.disable()
     try:
         return (yield)
@@ -42,8 +43,8 @@ def pytest_collection() -> Generator[None, object, object]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup() -> None:
-    """Seed all random generators, so that each run builds the same networks. With some seeds INT8
-    is too coarse or answers are too close to compare."""
+    """Seed all random generators, so that each run builds the same networks. With some seeds, INT8
+    is too coarse, or answers are too close to be compared."""
     random.seed(0)
     np.random.seed(0)
     if torch := sys.modules.get("torch"):
@@ -63,7 +64,7 @@ def pytest_runtest_call() -> Generator[None, object, object]:
 
 
 class Scheduling(LoadFileScheduling):  # type: ignore[misc, unused-ignore]
-    """Run each file in one process, and some files together."""
+    """Runs each file in one process, and some files together."""
 
     def _split_scope(self, nodeid: str) -> str:
         file: str = super()._split_scope(nodeid)
@@ -79,7 +80,8 @@ def pytest_sessionfinish() -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Skip the import of files that `-m MARK` leaves out, because some import torch (10 s)."""
+    """Skip files that `-m MARK` leaves out without importing them, because some of them import
+    torch (10 s)."""
     mark = config.option.markexpr
     if mark in MARKS and collection_path.name.startswith("test_"):
         return f"pytest.mark.{mark}" not in collection_path.read_text() or None
@@ -97,5 +99,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         raise pytest.UsageError(
             f"each test has one of the marks {sorted(MARKS)}, but not {', '.join(wrong)}"
         )
-    # their files are short, so they fill the processors while the last long ones end
+    # the files of unit tests are short, so they keep the processors busy while the last long files
+    # end
     items.sort(key=lambda item: item.get_closest_marker("unit") is not None)

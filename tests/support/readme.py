@@ -52,14 +52,14 @@ class Block:
 
     @property
     def commands(self) -> list[str]:
-        """Return the commands with continued lines joined. A block of Python is one command."""
+        """Return the commands with continued lines joined. A Python block is one command."""
         if self.language == "python":
             return [f".venv/bin/python -c {shlex.quote(self.text)}"]
         return self.text.replace("\\\n", " ").splitlines()
 
     @property
     def runs(self) -> bool:
-        """Return whether a reader runs the block, rather than writing or reading it."""
+        """Return whether a reader runs the block, instead of saving or just reading it."""
         return self.language in ("sh", "python") and not self.file
 
 
@@ -83,7 +83,7 @@ def shell(page: str = README) -> list[Block]:
 
 
 def commands(section: str, page: str = README) -> list[str]:
-    """The commands of a section, for a test that its blocks name with "executed by"."""
+    """Return the commands of a section, for a test that its blocks name with "executed by"."""
     return [
         command for block in shell(page) if block.section == section for command in block.commands
     ]
@@ -91,11 +91,9 @@ def commands(section: str, page: str = README) -> list[str]:
 
 @dataclass
 class Reader:
-    """Follows a page in a fresh checkout whose environment is set up already; only the ports are
-    other ones.
-
-    `blocks` are the page's; `files` is the folder of the checkout that its files are written to.
-    """
+    """Follows a page in a fresh checkout whose environment is set up already; only the ports
+    differ. `blocks` are the page's blocks. `files` is the checkout's folder, into which the page's
+    files are written."""
 
     checkout: Path
     blocks: list[Block]
@@ -105,7 +103,7 @@ class Reader:
     running: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     def follow(self, block: Block) -> None:
-        """Follow the blocks up to this one that have not been followed yet."""
+        """Follow the blocks up to this one, except those that have been followed already."""
         while self.read <= self.blocks.index(block):
             following = self.blocks[self.read]
             self.read += 1
@@ -156,8 +154,8 @@ class Reader:
         return done.stdout
 
     def _start(self, name: str, command: str) -> None:
-        """Start a server. First stop the one that the same line started, as a reader would with
-        Ctrl-C."""
+        """Start a server. First stop the server that the same line started before, as a reader
+        would with Ctrl-C."""
         self._stop(name)
         with self._log_file(name).open("wb") as log:
             self.running[name] = process = subprocess.Popen(
@@ -199,11 +197,12 @@ class Reader:
 
 
 def fresh_checkout(folder: Path, page: Iterable[Block]) -> Path:
-    """Make what a clone has after `make setup models`: the files, and this checkout's environment,
-    weights and compiled modules, which `serve` would otherwise compile again in each process. Of
-    the bundled models only those that the page names are there, because each start loads them."""
+    """Make a folder like a clone after `make setup models`: the files, and this checkout's
+    environment, weights and compiled modules, which every process of `serve` would otherwise
+    compile again. It contains only the bundled models that the page names, because each start loads
+    all of them."""
     checkout = folder / "checkout"
-    # a file like serve.cpython-311.pyc.140 is being written
+    # a file like serve.cpython-311.pyc.140 is just being written
     ignored = shutil.ignore_patterns(".*", "*.pyc.*", "tests", "dist", "model_repository")
     shutil.copytree(ROOT, checkout, ignore=ignored)
     text = " ".join(block.text for block in page)
@@ -214,8 +213,8 @@ def fresh_checkout(folder: Path, page: Iterable[Block]) -> Path:
 
 
 def environment() -> dict[str, str]:
-    """Return a reader's environment: none of our variables, except the loopback address and the
-    engine that the shown answers come from."""
+    """Return a reader's environment: without this project's variables, except the loopback address
+    and the engine that gives the answers shown."""
     inherited = {
         k: v
         for k, v in os.environ.items()
@@ -225,7 +224,7 @@ def environment() -> dict[str, str]:
 
 
 def compare(output: str, shown: Block) -> None:
-    """Assert that the output is the one shown, except for the last digits of numbers."""
+    """Assert that the output equals what is shown, except for the last digits of numbers."""
     if shown.language == "json":
         assert_alike(json.loads(output), json.loads(shown.text.replace("…", f'"{CUT}"')))
     else:

@@ -1,4 +1,4 @@
-"""Stop what the tests started when their fixture or test fails, at the latest at the end of the
+"""Stops what the tests started if their fixture or test fails, and at the latest at the end of the
 run."""
 
 import contextlib
@@ -12,8 +12,8 @@ _ends: list[Callable[[], object]] = []
 
 
 def ends_with(end: Callable[[], object]) -> None:
-    """Register `end`, to be called after a failure and at the end of the run, even if nothing runs
-    then."""
+    """Register `end`, which is called after a failure and at the end of the run, even if nothing is
+    running then."""
     _ends.append(end)
 
 
@@ -32,7 +32,7 @@ def kill(process: subprocess.Popen[Any]) -> None:
 
 def end_all(after: int = 0) -> None:
     while len(_ends) > after:
-        with contextlib.suppress(Exception):  # go on with the others whatever went wrong
+        with contextlib.suppress(Exception):  # continue with the others if one fails
             _ends.pop()()
 
 

@@ -1,4 +1,4 @@
-"""Make the models of the streaming and session tests, on Triton's python backend."""
+"""Makes the models for the streaming and session tests, on Triton's Python backend."""
 
 from pathlib import Path
 
@@ -126,7 +126,7 @@ class TritonPythonModel:
 
 
 def make_echo(repository: Path) -> None:
-    """Make `echo`, an ordinary model with one text in and one out."""
+    """Make `echo`, an ordinary model that takes one text and returns one."""
     config = (
         'max_batch_size: 4\ninput { name: "text_input" data_type: TYPE_STRING dims: [-1] }\n'
         'output { name: "text_output" data_type: TYPE_STRING dims: [-1] }\n'
@@ -195,7 +195,7 @@ def _summer_config(strategy: str, idle_seconds: float, id_type: str = "") -> str
 
 
 def make_summer(repository: Path, idle_seconds: float = 30) -> None:
-    """Make `summer`, a sequence model with the oldest strategy, numbers as ids, and a client."""
+    """Make `summer`, a sequence model with the oldest strategy, numeric ids, and a client."""
     config = _summer_config("oldest { max_candidate_sequences: 64 }", idle_seconds, "TYPE_UINT64")
     make_python_model(repository / "summer", config, SUMMER, SUMMER_CLIENT)
 
@@ -208,7 +208,7 @@ def make_direct_summer(repository: Path) -> None:
 
 
 def make_brief_summer(repository: Path, idle_seconds: float = 4) -> None:
-    """Make `brief_summer`, a summer with the oldest strategy, ids of any kind and a short idle
+    """Make `brief_summer`, a summer with the oldest strategy, ids of any type and a short idle
     time, without a client."""
     config = _summer_config("oldest { max_candidate_sequences: 4 }", idle_seconds)
     make_python_model(repository / "brief_summer", config, SUMMER)
@@ -233,8 +233,8 @@ def make_summers(repository: Path, idle_seconds: float = 2) -> None:
 
 
 def make_named_summer(repository: Path) -> None:
-    """`named_summer`: a summer with strings as ids, and `chained_summer`, an ensemble of which
-    `direct_summer` is the only part."""
+    """Make `named_summer`, a summer with strings as ids, and `chained_summer`, an ensemble that
+    calls only `direct_summer`."""
     config = _summer_config(STRATEGIES["oldest"], 30, "TYPE_STRING")
     make_python_model(repository / "named_summer", config, SUMMER)
     names = ("number", "total", "count")

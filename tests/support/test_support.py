@@ -1,4 +1,5 @@
-"""Keep torch out of the unit tests, a developer's models out of all, and long files in front."""
+"""Tests that unit tests do not import torch, that no test serves a developer's own models, and that
+long files run first."""
 
 import re
 import subprocess
@@ -24,7 +25,7 @@ def test_import_no_torch_in_files_marked_unit() -> None:
 
 
 def test_serve_only_named_models_of_the_checkout() -> None:
-    """Its model_repository may have more than the bundled models."""
+    """The checkout's model_repository may contain more than the bundled models."""
     whole = re.compile("ROOT / " + r'"model_repository"(?! /)')
     files = [file for file in (ROOT / "tests").rglob("*.py") if file.name != "__main__.py"]
     assert len(files) > 100

@@ -1,4 +1,4 @@
-"""Every error of the dependency becomes one of ours."""
+"""Tests that every error of Triton and gRPC is translated to an error of this project."""
 
 import grpc
 import numpy as np

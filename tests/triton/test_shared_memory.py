@@ -1,4 +1,5 @@
-"""Regions are lent, reused, bounded, emptied, and forgotten with the Triton that knew them."""
+"""Tests that regions are lent, reused, limited and emptied, and forgotten when the Triton that knew
+them is gone."""
 
 import contextlib
 import os
@@ -131,7 +132,7 @@ def test_bound_waiting_regions_for_each_model(regions: Regions) -> None:
 
 
 class Answer:
-    """A call that Triton answers when the test says so, as gRPC's futures behave."""
+    """A call that is answered when the test says so. It behaves like gRPC's futures."""
 
     def __init__(self) -> None:
         self.error: grpc.RpcError | None = None
@@ -153,7 +154,7 @@ class Answer:
             self._callbacks.append(callback)
 
     def cancel(self) -> None:
-        """gRPC's own end of a call, of which Triton learns later."""
+        """End the call on gRPC's side. Triton learns of it only later."""
         self.arrive()
 
     def result(self, timeout: float) -> Any:
@@ -165,7 +166,8 @@ class Answer:
 
 
 class Infer:
-    """A stub's method: remembers the messages, and the deadlines of those that were sent ahead."""
+    """A stub's method that records the messages, and the deadlines of those that were sent
+    ahead."""
 
     def __init__(self) -> None:
         self.answers: list[Answer] = []
@@ -183,7 +185,7 @@ class Infer:
 
 
 def gateway_to(regions: Regions) -> tuple[TritonGateway, Infer]:
-    """Return a gateway with these regions, and what stands for its Triton."""
+    """Return a gateway with these regions, and the stand-in for its Triton."""
     gateway, infer = TritonGateway("unix:/nonexistent", timeout=1.0), Infer()
     gateway.shared_memory = regions.memory
     gateway.__dict__["stub"] = SimpleNamespace(ModelInfer=infer)
@@ -275,7 +277,7 @@ def test_never_reuse_regions_of_a_previous_triton(regions: Regions) -> None:
     regions.memory.give_back(free.values())
     regions.memory.forget(lent.values())
     fresh = regions.write(1)
-    regions.memory.forget(other.values())  # another call that finds out later
+    regions.memory.forget(other.values())  # another call finds this out later
     regions.memory.give_back([*lent.values(), *fresh.values()])
     assert regions.write(1)["x"] is fresh["x"]
     regions.write(1)

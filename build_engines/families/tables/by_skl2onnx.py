@@ -1,4 +1,4 @@
-"""Lets skl2onnx convert one step or model, and adds its nodes to the graph of a table."""
+"""Converts one step or model with skl2onnx, and adds its nodes to the graph of a tabular model."""
 
 import re
 from copy import copy
@@ -12,8 +12,8 @@ from build_engines.onnx_writer import OPSETS, Graph
 
 
 class TableGraph(Graph):
-    """The graph of a table's model. `parts` are the class names of the parts that skl2onnx
-    converted, and `datatype` is that in which these compute: FP64 or FP32."""
+    """The graph of a tabular model. `parts` are the class names of the steps and models that
+    skl2onnx converted. `datatype` is the type in which these compute: FP64 or FP32."""
 
     def __init__(self, datatype: str) -> None:
         super().__init__()
@@ -22,10 +22,10 @@ class TableGraph(Graph):
 
 
 def insert(graph: TableGraph, model: Any, cells: str, width: int) -> dict[str, str]:
-    """Add the nodes that compute the model's answers for the matrix `cells` of FP64, which has
-    `width` columns. Return the tensors of its outputs, keyed by skl2onnx's names, except that
-    scores that are not probabilities are called "scores". Raise BuildError if skl2onnx cannot
-    convert the model."""
+    """Add the nodes that compute the model's predictions for `cells`, an FP64 matrix with `width`
+    columns. Return the tensors of the outputs. Their keys are skl2onnx's names, except that scores
+    that are not probabilities are called "scores". Raise BuildError if skl2onnx cannot convert the
+    model."""
     from skl2onnx import to_onnx
     from skl2onnx.common.data_types import DoubleTensorType, FloatTensorType
 
@@ -51,7 +51,7 @@ def insert(graph: TableGraph, model: Any, cells: str, width: int) -> dict[str, s
 
 
 def _convertible(model: Any) -> Any:
-    """Return a copy that skl2onnx converts with the same answers."""
+    """Return a copy of the model for which skl2onnx's conversion gives the same predictions."""
     copied = copy(model)
     # an option of VotingClassifier.transform, which is not served
     if hasattr(copied, "flatten_transform"):
@@ -62,8 +62,8 @@ def _convertible(model: Any) -> Any:
 
 
 def _register_scorers() -> None:
-    """Add the option zipmap, which skl2onnx sets in every pipeline, to the one converter that lacks
-    it."""
+    """Add the option zipmap to the only converter that lacks it, because skl2onnx sets this option
+    for every model of a pipeline."""
     from skl2onnx.common._registration import get_converter
 
     get_converter("SklearnLinearSVC")._options["zipmap"] = [True, False, "columns"]

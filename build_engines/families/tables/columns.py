@@ -1,5 +1,5 @@
-"""Collects what a trained model knows about the columns of its rows: names, categories, missing
-cells, and values like those of training."""
+"""Collects what a trained model knows about its columns: their names, categories and missing cells,
+and values that are likely in the training data."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -14,7 +14,7 @@ from build_engines.families.tables.trees import booster_of
 from clients.base import TensorSpec
 
 Array = NDArray[Any]
-LEARNED = (  # attributes with a value, or a row of values, for each column
+LEARNED = (  # attributes of estimators that have a value, or a row of values, for each column
     "statistics_",
     "data_min_",
     "data_max_",
@@ -34,23 +34,22 @@ CENTERS = (("mean_", "scale_"), ("center_", "scale_"))
 
 @dataclass(frozen=True)
 class Column:
-    """A column as the model takes it."""
+    """Describes a column of the model's input."""
 
     name: str  # "" if columns have no names
     datatype: str = "FP64"
     values: tuple[Any, ...] = ()  # the categories that the model knows; () for numbers
-    closed: bool = False  # whether the column's encoder refuses all other values
+    closed: bool = False  # whether an encoder rejects all other values
     filled: bool = False  # whether an imputer comes before the encoder
-    missing: Any = np.nan  # what the model takes as a missing cell
-    # the type of categories that are whole numbers, because libraries compare integers of two
-    # different 64-bit types in FP64
+    missing: Any = np.nan  # the value that means a missing cell to the model
+    # the NumPy type of categories that are integers; a column must have the same one, because
+    # libraries compare integers of two different 64-bit types in FP64
     dtype: Any = None
-    points: tuple[float, ...] = ()  # values like those of training, or thresholds of trees
+    points: tuple[float, ...] = ()  # likely values of the column, or thresholds of trees
 
     @property
     def categories(self) -> list[Any] | None:
-        """Return the only categories that the column may have, or None if it may have others
-        too."""
+        """Return the only values that the column may have, or None if it may have others too."""
         if not self.closed:
             return None
         values = [None if is_missing(value) else value for value in self.values]
@@ -66,8 +65,8 @@ def is_missing(value: Any) -> bool:
 
 
 def columns_of(estimator: Any) -> list[Column]:
-    """Return the columns, with their names in training and with what is known about them from the
-    steps that read them."""
+    """Return the model's columns, with their names in training and with what the steps that read
+    them know about them."""
     columns = [Column(name) for name in names_of(estimator)]
     for step, indices, is_filled in _readers(estimator, range(len(columns))):
         for index, points in zip(indices, _learned(step, len(indices)), strict=True):
@@ -83,9 +82,9 @@ def columns_of(estimator: Any) -> list[Column]:
 def _readers(
     step: Any, indices: Sequence[int], is_filled: bool = False
 ) -> Iterator[tuple[Any, Sequence[int], bool]]:
-    """Yield each step that reads columns as the model gets them, except that an imputer may have
-    filled missing cells. With each step, yield the indices of its columns, and whether an imputer
-    may have filled them."""
+    """Yield each step that reads columns of the model's input, unchanged except that an imputer may
+    have filled missing cells. With each step, yield the indices of its columns, and whether there
+    is such an imputer."""
     step = unwrapped(step)
     if hasattr(step, "steps"):
         for _, each in step.steps:
@@ -112,9 +111,9 @@ def _fills(step: Any) -> bool:
 
 
 def _with_categories(column: Column, categories: Array, closed: bool, is_filled: bool) -> Column:
-    """Return the column with the `categories` of an encoder that reads it. `closed` says that the
-    encoder refuses all other values. If several such encoders read the column, it has only the
-    categories that all of them accept; the categories of other encoders are then ignored."""
+    """Return the column with the `categories` of an encoder that reads it. `closed` means that the
+    encoder rejects all other values. If several closed encoders read the column, it has only the
+    categories that all of them accept, and those of other encoders are ignored."""
     if column.closed and not closed:
         return column
     values = tuple(categories.tolist())
@@ -142,7 +141,7 @@ def names_of(estimator: Any) -> list[str]:
     booster = booster_of(estimator)
     if type(booster).__module__.startswith("xgboost"):
         return list(booster.feature_names or [""] * booster.num_features())
-    # LightGBM's Booster, which calls columns without names Column_0 …
+    # This is LightGBM's Booster, which names columns without a name Column_0 ….
     if hasattr(booster, "num_feature"):
         names = list(booster.feature_name())
         are_numbers = all(re.fullmatch(r"Column_\d+", name) for name in names)
@@ -156,16 +155,16 @@ def names_of(estimator: Any) -> list[str]:
 
 
 def unwrapped(step: Any) -> Any:
-    """Return the best model of a search over parameters, which gives the search's answers, or else
-    the step itself."""
+    """Return the model with which a search over parameters predicts, or else the step itself."""
     while hasattr(step, "best_estimator_"):
         step = step.best_estimator_
     return step
 
 
 def _learned(model: Any, count: int) -> Array:
-    """Return values like those of training, [count, n], that a model of `count` columns has learned
-    as a scaler or an imputer, or has stored as rows."""
+    """Return likely values of each of the model's `count` columns, [count, n]: those that a scaler
+    or an imputer has learned, and the smallest and largest values in rows that the model has
+    stored."""
     rows: list[Array] = []
     for center, scale in CENTERS:
         middle, size = getattr(model, center, None), getattr(model, scale, None)
@@ -183,7 +182,8 @@ def _learned(model: Any, count: int) -> Array:
 
 
 def named(inputs: Sequence[TensorSpec], columns: Sequence[Column]) -> list[Column]:
-    """Return the user's columns, with the categories that the model knows of each."""
+    """Return the columns with the names and datatypes of the user's `inputs`. Raise UsageError if
+    there are not as many inputs as columns."""
     if len(inputs) != len(columns):
         raise UsageError(f"{len(inputs)} times --input, but the model takes {len(columns)} columns")
     return [

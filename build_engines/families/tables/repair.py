@@ -1,5 +1,5 @@
-"""Repairs the ONNX graphs of tables' models, because Triton serves only tensors with a batch
-dimension."""
+"""Repairs the ONNX graphs of tabular models so that Triton can serve them: all outputs become
+tensors with a batch dimension."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -24,14 +24,15 @@ Feed = Mapping[str, Any]
 
 
 def has_operators(model: onnx.ModelProto) -> bool:
-    """Return whether skl2onnx or onnxmltools wrote the model."""
+    """Return whether the model has operators that only converters such as skl2onnx and onnxmltools
+    write."""
     return any(node.domain == ML for node in model.graph.node)
 
 
 def mend(model: onnx.ModelProto) -> list[Class]:
     """Remove ZipMap, and make the first dimension of every tensor the batch. Return the classes
-    that ZipMap named, in the order of the probabilities. Raise UsageError if the model does not run
-    on several rows."""
+    that ZipMap listed, in the order of the probabilities. Raise UsageError if the model does not
+    run on several rows."""
     classes = cut_zip_map(model.graph)
     for value in model.graph.input:
         dims = value.type.tensor_type.shape.dim
@@ -53,8 +54,8 @@ def drop_unused_inputs(model: onnx.ModelProto) -> list[int]:
 
 
 def cut_zip_map(graph: onnx.GraphProto) -> list[Class]:
-    """Remove ZipMap, which turns probabilities into dictionaries. ZipMap's input gets the name of
-    its output. Return the classes that it named."""
+    """Remove ZipMap, which turns probabilities into dictionaries. The tensor of probabilities gets
+    the name of ZipMap's output. Return the classes that ZipMap listed."""
     zip_map = next(
         (node for node in graph.node if node.op_type == "ZipMap" and node.domain == ML), None
     )
@@ -81,8 +82,8 @@ def _rename(graph: onnx.GraphProto, old: str, new: str) -> None:
 
 def set_shapes(model: onnx.ModelProto, rows: Feed, remedy: str = INSTEAD) -> None:
     """Set the types and shapes of the outputs from runs on the first of `rows`, because converters
-    leave them out or write those of one row. Raise UsageError, which names the `remedy`, if the
-    model does not run on them."""
+    omit them or write the shapes for one row. Raise UsageError, with the `remedy`, if the model
+    does not run."""
     for value in model.graph.output:
         if value.type.HasField("tensor_type"):
             value.ClearField("type")
@@ -95,7 +96,7 @@ def set_shapes(model: onnx.ModelProto, rows: Feed, remedy: str = INSTEAD) -> Non
             raise UsageError(f"the ONNX file does not run: {brief(err)}; {remedy}") from err
     for value, small, large in zip(model.graph.output, *runs, strict=True):
         if isinstance(small, np.ndarray):
-            # a discriminant analysis returns its answers as one row
+            # a discriminant analysis returns all its predictions in one row
             if (small.shape, large.shape) == tuple((1, count) for count in ROWS):
                 row = f"{value.name}_row"
                 _rename(model.graph, value.name, row)
@@ -130,8 +131,8 @@ def run(model: onnx.ModelProto, feed: Mapping[str, Any]) -> Sequence[Any]:
 
 
 def check_tensors(model: onnx.ModelProto) -> None:
-    """Raise BuildError if an output is not a tensor, such as the dictionaries of a classifier with
-    several labels."""
+    """Raise BuildError if an output is not a tensor, but, for example, the dictionaries of a
+    classifier with several labels."""
     for value in model.graph.output:
         if not value.type.HasField("tensor_type"):
             raise BuildError(

@@ -1,5 +1,5 @@
-"""Makes rows like those of training, and measures how alike a trained model and its ONNX file
-answer them."""
+"""Generates rows like the training data, and compares the predictions of a trained model for them
+with those of its ONNX file."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,17 +18,17 @@ PREDICTIONS, PROBABILITIES = "predictions", "probabilities"
 ROWS = 500
 AT_ONCE = 1000  # rows per run
 EMPTY = 0.5  # the share of missing cells in columns that accept them
-# objectives of Boosters whose answers are probabilities
+# objectives of Boosters whose predictions are probabilities
 _PROBABLE = ("binary:logistic", "multi:softprob", "binary", "multiclass", "multiclassova")
-# the threshold at which trees split a column of Booleans, in scikit-learn, XGBoost and LightGBM
+# the thresholds at which trees of scikit-learn, XGBoost and LightGBM split a column of Booleans
 OF_BOOLEANS = (0.5, 1.0, float(np.float32(1e-35)))
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Says how much the answers may differ. `share` is the minimum share of rows whose answers must
-    match. Numbers match if they differ by at most `close` · (|expected| + the standard deviation of
-    all expected numbers)."""
+    """Limits how much predictions may differ. `share` is the minimum share of rows whose
+    predictions must match. Numbers match if they differ by at most `close` · (|expected| + the
+    standard deviation of all expected numbers)."""
 
     share: float
     close: float
@@ -38,8 +38,8 @@ EXACT, USUAL = Limits(1.0, 1e-6), Limits(0.99, 1e-3)
 
 
 def sample(columns: Sequence[Column]) -> list[Array]:
-    """Return ROWS cells for each column, as the model takes them, none of them missing: categories
-    in equal shares, or numbers in the range of the column's `points`."""
+    """Return ROWS cells for each column, none of them missing: categories with equal probability,
+    or numbers in the range of the column's `points`."""
     rng = np.random.default_rng(0)
     return [_cells(column, rng) for column in columns]
 
@@ -63,9 +63,9 @@ def _cells(column: Column, rng: np.random.Generator) -> Array:
 
 
 def _numbers(points: Array, rng: np.random.Generator) -> Array:
-    """Return numbers in and around the range of the points. Half of the numbers are whole, or all
-    of them if the points are thresholds between whole numbers. Without points, return numbers of
-    all magnitudes."""
+    """Return numbers in and around the range of the points. Half of the numbers are integers, or
+    all of them if the points are thresholds between integers. Without points, return numbers of all
+    magnitudes."""
     if not len(points):
         signs = rng.choice([-1, 1], ROWS)
         return np.asarray(signs * 10 ** rng.uniform(-2, 4, ROWS))
@@ -81,7 +81,7 @@ def _numbers(points: Array, rng: np.random.Generator) -> Array:
 def with_missing(
     cells: Sequence[Array], columns: Sequence[Column], indices: Sequence[int]
 ) -> list[Array]:
-    """Return the cells, about half of which are missing in the columns at `indices`."""
+    """Return the cells, with about half of those in the columns at `indices` missing."""
     rng = np.random.default_rng(1)
     changed = list(cells)
     for index in indices:
@@ -97,7 +97,8 @@ def with_missing(
 def compared(
     expected: Mapping[str, Any], model: onnx.ModelProto, rows: Mapping[str, Array], limits: Limits
 ) -> float:
-    """Return the share of rows for which the ONNX model gives the expected answers."""
+    """Return the share of rows for which the ONNX model makes the expected predictions, or 0 if it
+    does not run."""
     count = len(next(iter(rows.values())))
     answered = []
     try:
@@ -128,10 +129,13 @@ def missing_columns(
     limits: Limits,
     selects_columns: bool,
 ) -> list[int]:
-    """Return the indices of the columns in which cells may be missing, because the model and its
-    ONNX file answer such rows alike. If the answers differ when cells are missing in all columns,
-    try each column alone, but columns of numbers only if the first step `selects_columns`: in other
-    models the answers match only because the model hardly uses that column."""
+    """Return the indices of the columns whose cells may be missing, because the predictions of the
+    model and its ONNX file still match.
+
+    If they do not match when cells are missing in all columns, each column is tried alone. Columns
+    of numbers are tried only if the first step `selects_columns`: in other models, a match would
+    only mean that the model hardly uses the column.
+    """
 
     def takes(indices: Sequence[int]) -> bool:
         rows = with_missing(cells, columns, indices)
@@ -157,8 +161,8 @@ def missing_columns(
 def feed(
     model: onnx.ModelProto, cells: Sequence[Array], columns: Sequence[Column]
 ) -> dict[str, Array]:
-    """Return the cells as the graph's one matrix, or a column for each input. A missing text is
-    ""."""
+    """Return the cells as the inputs of the graph: one matrix, or a column for each input. A
+    missing string is ""."""
     cells = [
         np.array(["" if is_missing(cell) else cell for cell in each], object)
         if column.datatype == "BYTES"
@@ -175,7 +179,7 @@ def feed(
 
 
 def answers(estimator: Any, cells: Sequence[Array], columns: Sequence[Column]) -> Mapping[str, Any]:
-    """Return the answers of the model itself. Raise BuildError if it does not answer."""
+    """Return the predictions of the model itself. Raise BuildError if it fails."""
     try:
         return _answers(estimator, cells, [column.name for column in columns])
     except Exception as err:  # any library's exception
@@ -204,7 +208,7 @@ def _answers(estimator: Any, cells: Sequence[Array], names: Sequence[str]) -> Ma
 
 
 def _alike(wanted: Array, got: Array, close: float) -> Array:
-    """Return for each row whether the answers are alike."""
+    """Return for each row whether the predictions match."""
     if got.dtype.kind in "OSU":
         texts, others = wanted.astype(str), got.astype(str)
         return np.asarray(texts.ravel() == others.ravel())

@@ -1,8 +1,7 @@
-"""Converts the steps before a model to ONNX nodes that compute in FP64, and whose results equal
-those of scikit-learn's transform to the last bit. skl2onnx converts the steps that are not in
-STEPS.
+"""Converts preprocessing steps to ONNX nodes that compute in FP64. Their results equal those of
+scikit-learn's transform to the last bit. Steps that are not in STEPS are converted by skl2onnx.
 
-A step takes columns and returns columns. Steps that only choose columns write no node.
+A step takes columns and returns columns. Steps that only select columns add no node.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -24,9 +23,9 @@ MOST = np.iinfo(np.int64).max
 
 @dataclass(frozen=True)
 class Cells:
-    """One column: column number `index` of the `width` columns of a tensor. `fill` replaces a
-    missing text. `stored` is the column as it entered a sparse matrix, which stores only the cells
-    that are not 0; None means this column."""
+    """One column: the column `index` of a tensor that has `width` columns. `fill` replaces a
+    missing string. `stored` is the column as it was when it entered a sparse matrix, which stores
+    only the cells that are not 0. None means that the column has not changed since."""
 
     tensor: str
     index: int = 0
@@ -38,16 +37,17 @@ class Cells:
 
 @dataclass(frozen=True)
 class Table:
-    """The columns after a step. If scikit-learn holds them in a sparse matrix, some of its steps
-    round differently, and XGBoost takes a cell that is not stored as missing."""
+    """The columns that a step returns. `sparse` means that scikit-learn holds them in a sparse
+    matrix. Some steps then round differently, and XGBoost treats a cell that is not stored as
+    missing."""
 
     cells: Sequence[Cells]
     sparse: bool = False
 
 
 def matrix(graph: Graph, cells: Sequence[Cells], whole_in_fp32: bool = False) -> str:
-    """Return the columns as one tensor of FP64. `whole_in_fp32`: whole numbers are rounded to FP32
-    directly, because rounding to FP64 first would change some of those above 2^53."""
+    """Return the columns as one FP64 tensor. With `whole_in_fp32`, integers are rounded to FP32
+    directly, because rounding them to FP64 first would change some of those above 2^53."""
     parts: list[str] = []
     for (tensor, datatype, width), group in groupby(
         cells, lambda each: (each.tensor, each.datatype, each.width)
@@ -72,8 +72,8 @@ def columns_of(tensor: str, count: int) -> list[Cells]:
 
 
 def changed(table: Table, tensor: str) -> list[Cells]:
-    """Return the columns of the tensor. A step computed each of them from the column of `table`
-    with the same index. Cells that a sparse matrix stores stay stored, even if they become 0."""
+    """Return the columns of `tensor`, each of which a step computed from the column of `table` with
+    the same index. Cells that a sparse matrix stores remain stored, even if they become 0."""
     pairs = zip(columns_of(tensor, len(table.cells)), table.cells, strict=True)
     return [replace(new, stored=old.stored or old) for new, old in pairs]
 
@@ -87,8 +87,8 @@ def with_absent(graph: Graph, values: str, cells: Sequence[Cells]) -> str:
 
 
 def _joined(parts: Sequence[Table], sparse: bool) -> Table:
-    """Return the columns of several tables. In columns that become sparse only here, zeros are not
-    stored."""
+    """Return the columns of several tables as one table. If it is sparse, zeros are not stored in
+    the columns of tables that were not sparse."""
     cells: list[Cells] = []
     for part in parts:
         cells += part.cells if part.sparse else [replace(each, stored=None) for each in part.cells]
@@ -107,7 +107,7 @@ def apply_step(graph: TableGraph, step: Any, table: Table) -> Table:
 
 
 def _by_skl2onnx(graph: TableGraph, step: Any, table: Table) -> Table:
-    """Let skl2onnx convert a step. Its answers may differ in the last bits."""
+    """Convert a step with skl2onnx. Its results may differ from the step's in the last bits."""
     values = matrix(graph, table.cells)
     outputs = insert(graph, step, values, len(table.cells))
     if len(outputs) > 1:
@@ -237,10 +237,11 @@ def _is(graph: Graph, values: str, value: Any) -> str:
 
 
 def _encoded(graph: Graph, step: Any, table: Table) -> Table:
-    """Return the columns into which the encoder turns each column. The columns' values are the
-    encoder's own answers for each category."""
+    """Return the columns that the encoder makes from each column. Their values are the encoder's
+    own results for each category."""
     cells: list[Cells] = []
-    # only a OneHotEncoder has this attribute; other encoders turn all columns into equally many
+    # only a OneHotEncoder has this attribute; other encoders make equally many columns from each
+    # column
     widths = getattr(step, "_n_features_outs", None)
     start = 0
     for index, cell in enumerate(table.cells):
@@ -255,8 +256,8 @@ def _encoded(graph: Graph, step: Any, table: Table) -> Table:
 
 
 def _answers(step: Any, column: int) -> Array:
-    """Return the encoder's answers for each category of a column and, if it accepts unknown
-    categories, its answer for one of them."""
+    """Return the encoder's results for each category of a column and, if it accepts unknown
+    categories, its result for one of them."""
     import pandas as pd
 
     asked = step.categories_[column]
@@ -265,7 +266,7 @@ def _answers(step: Any, column: int) -> Array:
     columns = [np.repeat(own[:1], len(asked)) for own in step.categories_]
     columns[column] = asked
     names = getattr(step, "feature_names_in_", range(len(columns)))
-    # a frame keeps the type of each column; a single array would round large integers
+    # a data frame keeps the type of each column; a single array would round large integers
     series = [pd.Series(values, dtype=values.dtype) for values in columns]
     frame = pd.DataFrame(dict(zip(names, series, strict=True)))
     answers = step.transform(frame)
@@ -273,11 +274,11 @@ def _answers(step: Any, column: int) -> Array:
 
 
 def _with_other(categories: Array) -> Array:
-    """Return the categories, and a value that is not one of them."""
+    """Return the categories, followed by a value that is not one of them."""
     known = [each for each in categories.tolist() if not is_missing(each)]
     if any(isinstance(each, str) for each in known):
         return np.array([*categories, "".join(known) + "?"], object)
-    # at least one of n + 1 numbers is not among n others, and all are exact in FP64
+    # of n + 1 numbers, at least one is not among n categories; all of them are exact in FP64
     numbers = set(range(len(known) + 1))
     other = min(numbers.difference(known))
     dtype = np.result_type(categories.dtype, np.min_scalar_type(other))
@@ -303,13 +304,13 @@ def _codes(graph: Graph, cell: Cells, categories: Array) -> str:
     same = graph.add("Equal", column, categories[: len(known)])
     if len(known) < len(values):  # NaN is the last category
         same = graph.add("Concat", same, graph.add("IsNaN", column), axis=1)
-    # a last column of ones is the first match of a cell that is not one of the categories
+    # append a column of ones, which ArgMax finds for a cell that is not one of the categories
     matches = graph.add("Pad", graph.cast(same, TensorProto.FLOAT), [0, 0, 0, 1], np.float32(1))
     return graph.add("ArgMax", matches, axis=1, keepdims=0)
 
 
 def _codes_of_texts(graph: Graph, cell: Cells, categories: Sequence[Any]) -> str:
-    """Return what `_codes` returns, for a column of texts. A missing text is ""."""
+    """Return what `_codes` returns, for a column of strings. A missing string is ""."""
     texts = ["" if is_missing(value) else value for value in categories]
     if not all(isinstance(text, str) for text in texts):
         raise BuildError("a column has categories that are neither texts nor numbers alone")

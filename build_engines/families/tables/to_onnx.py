@@ -1,5 +1,5 @@
-"""Converts trained models of scikit-learn, XGBoost and LightGBM to ONNX. Steps that steps.py
-converts, and models of trees, answer exactly as the library does."""
+"""Converts trained models of scikit-learn, XGBoost and LightGBM to ONNX. The results of tree
+models, and of the steps that steps.py converts, equal the library's exactly."""
 
 import warnings
 from collections.abc import Mapping, Sequence
@@ -55,16 +55,18 @@ from clients.base import TensorSpec
 MATRIX = "X"
 BOOLEANS = [False, True]
 LIBRARIES = ("sklearn", "xgboost", "lightgbm")
-MOST_VALUES = 1 << 22  # most values of leaves that one run adds up, 8 bytes each
+MOST_VALUES = 1 << 22  # maximum number of leaf values that one run adds up; each has 8 bytes
 FAR = (-np.inf, np.inf)
-# most rows on which trees alone are compared; if there are more thresholds, only some are tried
+# maximum number of rows on which trees are compared without the steps before them; if there are
+# more thresholds, only some are tried
 MOST_ROWS = 50_000
 
 
 @dataclass(frozen=True)
 class Converted:
-    """A model's ONNX graph and its largest batch. `columns` describes its inputs, and `cells` are
-    rows for them like those of training. `missing` is the client's setting, or "" for none."""
+    """A converted model: its ONNX graph, its classes, and its largest batch size. `columns`
+    describes its inputs, and `cells` has sample values for each column. `missing` is the client's
+    setting of that name, or "" for none."""
 
     model: onnx.ModelProto
     classes: list[Class]
@@ -75,18 +77,19 @@ class Converted:
 
 
 def convert(estimator: Any, inputs: Sequence[TensorSpec] = ()) -> Converted:
-    """Convert with the columns `inputs`, by default those of the model. Raise BuildError if the
-    ONNX file answers rows like those of training differently from the model.
+    """Convert a trained model to ONNX. `inputs` are its columns; by default they are read from the
+    model. Raise BuildError if the ONNX file's predictions for rows like the training data differ
+    from the model's.
 
-    The parts that skl2onnx converts compute in FP64 if FP64 is supported and gives the same
-    answers, and otherwise in FP32. Trees within other models always compute in FP32.
+    The parts that skl2onnx converts compute in FP64 if skl2onnx supports it and the predictions
+    match, and otherwise in FP32. Tree models inside other models always compute in FP32.
     """
     estimator = unwrapped(estimator)
     _check_kind(estimator)
     _, last = _parts(estimator)
     if hasattr(last, "get_booster"):
-        # XGBoost's scikit-learn interface predicts with the trees up to the best one, if training
-        # stopped early; a Booster's own predict uses all trees
+        # If training stopped early, XGBoost's scikit-learn interface predicts with the trees up to
+        # the best one; a Booster's own predict uses all trees.
         last._Booster = best_trees(last.get_booster())
     columns = columns_of(estimator)
     if inputs:
@@ -103,8 +106,8 @@ def convert(estimator: Any, inputs: Sequence[TensorSpec] = ()) -> Converted:
 
 
 def _converted(graph: TableGraph, estimator: Any, columns: Sequence[Column]) -> Converted:
-    """Write the steps, and the model after them, into the graph. Compare the graph's answers with
-    those of the estimator."""
+    """Add the steps, and the model after them, to the graph. Raise BuildError if the graph's
+    predictions differ from the estimator's."""
     steps, last = _parts(estimator)
     first = [*steps, last][0]
     selects_columns = hasattr(first, "transformers_")
@@ -163,14 +166,15 @@ def _classes(graph: Graph, estimator: Any, outputs: Outputs) -> list[Class]:
 
 
 def _missing(able: Sequence[bool]) -> str:
-    """Return the client's setting `missing` for the columns that are able to have missing cells."""
+    """Return the client's setting `missing`. `able` says for each column whether its cells may be
+    missing."""
     if able and all(able):
         return "nan"
     return ",".join(str(index) for index, is_able in enumerate(able) if is_able)
 
 
 def _check_share(estimator: Any, limits: Limits, share: float, rows: int, which: str) -> None:
-    """Print the share of rows whose answers are alike. Raise BuildError if the share is too
+    """Print the share of rows whose predictions match. Raise BuildError if the share is too
     small."""
     part = f"{share:.1%} of {rows} rows {which}"
     print(f"the model and its ONNX file agree on {part}", flush=True)
@@ -183,7 +187,7 @@ def _check_share(estimator: Any, limits: Limits, share: float, rows: int, which:
 
 
 def _check_labels(estimator: Any, expected: Mapping[str, Any]) -> None:
-    """Raise UsageError for a classifier that gives several labels at once."""
+    """Raise UsageError for a classifier that predicts several labels at once."""
     if hasattr(estimator, "classes_") and np.ndim(expected[PREDICTIONS]) > 1:
         raise UsageError(
             f"a {type(estimator).__name__} with several labels at once cannot be built: train and "
@@ -192,8 +196,9 @@ def _check_labels(estimator: Any, expected: Mapping[str, Any]) -> None:
 
 
 def _check_exact(graph: TableGraph, last: Any, table: Table, ensembles: Sequence[Trees]) -> None:
-    """Raise BuildError if the cells that trees compare may differ in their last bits from those of
-    the library. Trees within another model are converted by skl2onnx, and compare in FP32."""
+    """Raise BuildError if the cells that trees compare with thresholds may differ from the
+    library's in the last bits. Trees inside another model are converted by skl2onnx, and compare in
+    FP32."""
     name, where = type(last).__name__, ""
     if graph.parts:
         where = f"a {graph.parts[0]} before trees is"
@@ -211,15 +216,16 @@ def _check_exact(graph: TableGraph, last: Any, table: Table, ensembles: Sequence
 
 
 def _has_steps(model: Any) -> bool:
-    """Return whether a step comes before another one within the model."""
+    """Return whether the model contains a pipeline with more than one step."""
     return any(len(getattr(each, "steps", ())) > 1 for each in _within(model))
 
 
 def _with_thresholds(
     columns: Sequence[Column], cells: Sequence[Cells], table: Table, ensembles: Sequence[Trees]
 ) -> list[Column]:
-    """Return the columns, with the thresholds of the trees that read them unchanged. The columns
-    enter the graph as `cells`, and the trees read `table`."""
+    """Return the columns. If trees read a column unchanged, their thresholds are added to its
+    `points`. `cells` are the columns as inputs of the graph, and `table` contains those that the
+    trees read."""
     known = list(columns)
     for trees in ensembles:
         for feature, thresholds in trees.thresholds().items():
@@ -241,8 +247,8 @@ def _cells_of_trees(
 
 
 def _model(graph: Graph, outputs: Outputs) -> onnx.ModelProto:
-    """Return the model with these outputs. If a column and an output have the same name, the output
-    is renamed."""
+    """Return the graph as a model with these outputs. An output that has the name of a column is
+    renamed."""
     for name, tensor in outputs.items():
         graph.output(graph.add("Identity", tensor, output=name))
     return graph.model("table")
@@ -251,25 +257,24 @@ def _model(graph: Graph, outputs: Outputs) -> onnx.ModelProto:
 def _are_whole_in_fp32(
     steps: Sequence[Any], last: Any, trees: Trees, cells: Sequence[Cells]
 ) -> bool:
-    """Return whether the library rounds whole numbers to FP32 directly, rather than to FP64
-    first."""
+    """Return whether the library rounds integers to FP32 directly, rather than to FP64 first."""
     library = _library(last)
-    # without steps, XGBoost reads each column of a frame by itself
+    # without steps, XGBoost reads each column of a data frame by itself
     if library == "xgboost" and not steps:
         return True
-    # columns of several types become FP64 together
+    # columns of different types are converted to FP64 together
     if any(cell.datatype != "INT64" for cell in cells):
         return False
-    # LightGBM reads a frame as FP64, but an array of whole numbers, such as steps return, as FP32
+    # LightGBM reads a data frame in FP64, but an array of integers, such as steps return, in FP32
     if library == "lightgbm":
         was_fitted_on_frame = bool(names_of(last)[0])
         return bool(steps) or not was_fitted_on_frame
-    # other libraries read whole numbers as the type in which their trees compare
+    # other libraries convert integers to the type in which their trees compare
     return trees.in_fp32
 
 
 def _inputs(graph: Graph, columns: Sequence[Column], are_apart: bool) -> list[Cells]:
-    """Add an input for each column if they `are_apart`, or else one input for all columns."""
+    """Add the inputs: one for each column if they `are_apart`, or else one for all columns."""
     if not are_apart:
         datatype, width = columns[0].datatype, len(columns)
         name = graph.input(MATRIX, datatype, [None, width])
@@ -285,8 +290,8 @@ def _input_names(columns: Sequence[Column]) -> list[str]:
 
 
 def _compare_trees(estimator: Any, last: Any, trees: Trees) -> None:
-    """Compare the trees without the steps before them, at every threshold and at the nearest
-    numbers on both sides of it, in FP32 and in FP64."""
+    """Compare the trees with the library's, without the steps before them: at every threshold, and
+    at the next lower and higher numbers in FP32 and in FP64."""
     rng = np.random.default_rng(0)
     columns = [Column(name) for name in names_of(last)]
     asked = {
@@ -309,8 +314,8 @@ def _near(thresholds: Array, most: float) -> Array:
     """Return the numbers at which to compare trees with these thresholds.
 
     If `most` is NaN, the column has numbers: return the thresholds, and the nearest FP64 and FP32
-    numbers on both sides. Otherwise the column has the categories 0 to `most`: return the whole
-    numbers on both sides of the thresholds, clipped to that range.
+    numbers on both sides. Otherwise the column has the categories 0 to `most`: return the integers
+    on both sides of the thresholds, clipped to that range.
     """
     values = thresholds[np.isfinite(thresholds)]
     if not np.isnan(most):
@@ -322,8 +327,8 @@ def _near(thresholds: Array, most: float) -> Array:
 
 
 def _check_kind(estimator: Any) -> None:
-    """Raise UsageError if the object is not a model of tables, and BuildError for a model that
-    skl2onnx would convert to a different one."""
+    """Raise UsageError if the object is not a tabular model. Raise BuildError for a model whose
+    conversion by skl2onnx would make other predictions."""
     if _library(estimator) not in LIBRARIES and not hasattr(estimator, "__sklearn_tags__"):
         raise UsageError(
             f"the file holds a {type(estimator).__name__}, which is not a model of scikit-learn, "
@@ -347,8 +352,8 @@ def _library(estimator: Any) -> str:
 
 
 def _parts(estimator: Any) -> tuple[list[Any], Any]:
-    """Return the steps that do something, and the model after them. HistGradientBoosting has a step
-    of its own for categorical columns."""
+    """Return the steps, without those that do nothing, and the model after them.
+    HistGradientBoosting contains a step of its own for categorical columns, which comes last."""
     steps: list[Any] = []
     while hasattr(estimator, "steps"):
         before = [unwrapped(step) for _, step in estimator.steps[:-1]]
@@ -363,7 +368,7 @@ def _parts(estimator: Any) -> tuple[list[Any], Any]:
 
 
 def _within(estimator: Any) -> list[Any]:
-    """Return the model and all models within it, except those within models of trees."""
+    """Return the model and all models inside it, except those inside tree models."""
     found: list[Any] = []
     pending, seen = [estimator], set()
     while pending:
@@ -382,6 +387,6 @@ def _within(estimator: Any) -> list[Any]:
 
 
 def _inner_trees(model: Any) -> list[Any]:
-    """Return the trained models of trees within a model of another kind."""
+    """Return the trained tree models inside a model of another kind."""
     inner = [each for each in _within(model) if each is not model and kind_of(each)]
     return [each for each in inner if getattr(each, "n_features_in_", 0)]

@@ -1,15 +1,16 @@
-"""Converts trees of scikit-learn, XGBoost and LightGBM to ONNX node by node. The answers are the
-library's own.
+"""Converts tree models of scikit-learn, XGBoost and LightGBM to ONNX, node by node. Their
+predictions equal the library's.
 
-Thresholds are often values that occur in the data, so the last bit of a cell can decide. Each
-library compares in its own type: scikit-learn's trees and XGBoost round a cell to FP32;
-HistGradientBoosting and LightGBM do not. Thresholds are FP64 here, which can represent those of all
-four.
+Thresholds are often values that occur in the data, so the last bit of a cell can decide which
+branch is taken. scikit-learn's trees and XGBoost round cells to FP32 before they compare;
+HistGradientBoosting and LightGBM do not. Thresholds are stored in FP64 here, which represents those
+of all four exactly.
 
-The order of the additions decides ties. ONNX Runtime adds the trees of an ensemble in an order of
-its own and returns FP32. So the ensemble returns the number of the leaf that each tree reached,
-which FP32 holds exactly, and CumSum adds the leaves' values from the first tree to the last, as the
-libraries do.
+The order in which trees are added up matters too, because rounding can decide between two equal
+classes. ONNX Runtime adds up the trees of an ensemble in an order of its own, and returns FP32.
+Therefore the ensemble in the graph returns only the number of the leaf that each tree reached,
+which FP32 holds exactly, and CumSum adds the values of the leaves from the first tree to the last,
+as the libraries do.
 """
 
 import json
@@ -37,8 +38,8 @@ LESS, LESS_OR_EQUAL = "BRANCH_LT", "BRANCH_LEQ"
 
 @dataclass(frozen=True)
 class Tree:
-    """The nodes of one tree. `left` is LEAF for a leaf; only for leaves, `values` [nodes, n] have a
-    meaning. A missing cell goes left if `missing_left`."""
+    """The nodes of one tree. `left` is LEAF for a leaf. `values` [nodes, n] are meaningful only for
+    leaves. A missing cell goes left if `missing_left`."""
 
     feature: Array
     threshold: Array
@@ -49,39 +50,40 @@ class Tree:
 
     @classmethod
     def of(cls, rows: Sequence[Sequence[Any]], values: Any) -> "Tree":
-        """Return a tree from a row for each node: feature, threshold, left, right, missing_left."""
+        """Return a tree, given one row for each node: feature, threshold, left, right,
+        missing_left."""
         columns = zip(*rows, strict=True)
         feature, threshold, left, right, missing_left = map(np.array, columns)
         return cls(feature, threshold, left, right, missing_left, np.asarray(values))
 
     @classmethod
     def leaf(cls, values: Any) -> "Tree":
-        """Return a tree that always answers these values."""
+        """Return a tree that consists of one leaf with these values."""
         return cls.of([[0, 0, LEAF, LEAF, 0]], np.atleast_2d(values))
 
 
 @dataclass(frozen=True)
 class Trees:
-    """An ensemble's trees in the order in which they are added. If `sums` is 0, each tree adds its
-    values to all sums; otherwise tree number i adds its only value to sum i % `sums`."""
+    """The trees of an ensemble, in the order in which they are added up. If `sums` is 0, a leaf has
+    a value for each sum. Otherwise it has only one, and tree number i adds it to sum i % `sums`."""
 
     trees: Sequence[Tree]
     sums: int = 0
     mode: str = LESS_OR_EQUAL
     in_fp32: bool = False  # cells are rounded to FP32 before they are compared
-    missing: float = np.nan  # a number that stands for a missing cell
-    zeros: Array | None = None  # for each column, what replaces a number that counts as 0
-    most: Array | None = None  # the greatest category of each column, NaN for a column of numbers
+    missing: float = np.nan  # the number that means a missing cell
+    zeros: Array | None = None  # for each column, the replacement for a number that counts as 0
+    most: Array | None = None  # the highest category of each column, or NaN for a column of numbers
 
     @classmethod
     def boosted(cls, first: Array, trees: Sequence[Tree], **facts: Any) -> "Trees":
-        """Return an ensemble whose trees add up to n sums. The first n trees are leaves with the
-        values in `first` [n], at which the sums begin. Tree number i adds to sum i % n."""
+        """Return an ensemble with n sums, which begin with the values in `first` [n], because the
+        first n trees are leaves with these values. Tree number i adds to sum i % n."""
         return cls([*map(Tree.leaf, first), *trees], len(first), **facts)
 
     @property
     def values(self) -> int:
-        """Return how many values are added for a row."""
+        """Return how many values are added up for each row."""
         return len(self.trees) * self.trees[0].values.shape[1]
 
     def thresholds(self) -> dict[int, Array]:
@@ -98,7 +100,8 @@ class Trees:
 
 
 def add_up(graph: Graph, cells: str, ensemble: Trees) -> str:
-    """Return the sums [rows, n] of the trees' leaves for the matrix `cells` of FP64."""
+    """Add the nodes that find the leaf of each tree for each row of the FP64 matrix `cells`, and
+    add up the values of these leaves. Return the sums [rows, n]."""
     if ensemble.in_fp32:
         cells = graph.cast(graph.cast(cells, TensorProto.FLOAT), TensorProto.DOUBLE)
     if not np.isnan(ensemble.missing):
@@ -126,8 +129,8 @@ def add_up(graph: Graph, cells: str, ensemble: Trees) -> str:
 
 
 def _leaves(graph: Graph, cells: str, ensemble: Trees) -> str:
-    """Return the number [rows, trees] of the leaf that each tree reaches. The leaves of all trees
-    are numbered consecutively."""
+    """Return the number of the leaf that each tree reaches for each row, [rows, trees]. The leaves
+    of all trees are numbered consecutively."""
     counts = [len(tree.left) for tree in ensemble.trees]
     number = np.repeat(np.arange(len(counts)), counts)
     node = np.concatenate([np.arange(count) for count in counts])
@@ -167,15 +170,15 @@ def _doubles(values: Array) -> Any:
 @dataclass(frozen=True)
 class Kind:
     """Converts one library's models: `read` returns their trees, and `answer` turns the sums [rows,
-    n] into what predict and predict_proba return."""
+    n] into the results of predict and predict_proba."""
 
     read: Callable[[Any], Trees]
     answer: Callable[[Graph, Any, str], Outputs]
 
 
 def kind_of(model: Any) -> str:
-    """Return the name of a trained model's kind in KINDS, or "" if it is not a model of trees that
-    is converted here."""
+    """Return the key of a trained model in KINDS, or "" if it is not a tree model that this module
+    converts."""
     kind = type(model)
     library = kind.__module__.partition(".")[0]
     names = {f"{library}.{kind.__name__}", *(each.__name__ for each in kind.__mro__)}
@@ -183,13 +186,14 @@ def kind_of(model: Any) -> str:
 
 
 def read_trees(model: Any) -> Trees:
-    """Return the trees of a model that has a kind. Raise BuildError if they cannot be converted."""
+    """Return the trees of a model that is in KINDS. Raise BuildError if they cannot be
+    converted."""
     return KINDS[kind_of(model)].read(model)
 
 
 def write_trees(graph: Graph, model: Any, trees: Trees, cells: str) -> Outputs:
-    """Add the model's `trees` for the matrix `cells`. Return its outputs, the prediction first.
-    Raise BuildError if they cannot be converted."""
+    """Add the nodes that compute the model's predictions for the matrix `cells` from its `trees`.
+    Return its outputs, with the prediction first. Raise BuildError if they cannot be converted."""
     return KINDS[kind_of(model)].answer(graph, model, add_up(graph, cells, trees))
 
 
@@ -219,8 +223,8 @@ def _forest(model: Any) -> Trees:
 
 
 def _boosted(model: Any) -> Trees:
-    """Read a GradientBoosting model. Its sums begin with the answer of `init`, which is the same
-    for all rows."""
+    """Read a GradientBoosting model. Its sums begin with the prediction of `init`, which is the
+    same for all rows."""
     if model.init is not None and model.init != "zero":
         raise BuildError(
             f"its init is a {type(model.init).__name__}, which is not converted: train it without "
@@ -258,12 +262,12 @@ def _of_predictor(predictor: Any) -> Tree:
 
 
 def _with_sets(tree: Tree, sets: Mapping[int, Array]) -> Tree:
-    """Return the tree with comparisons instead of the nodes in `sets`. Each of these nodes sends
-    the whole numbers of its set to the left, a missing cell where `missing_left` says, and others
-    to the right.
+    """Return the tree, with each node in `sets` replaced by a chain of comparisons. Such a node
+    sends the integers in its set to the left, a missing cell to the side that `missing_left` says,
+    and all other numbers to the right.
 
-    The first comparison is true for a missing cell only. Each of the others tests whether a number
-    is below the next border between numbers in the set and numbers that are not in it.
+    The first comparison of the chain is true only for a missing cell. Each of the others tests
+    whether a number is below the next border between integers in the set and integers outside it.
     """
     if not sets:
         return tree
@@ -286,14 +290,15 @@ def _with_sets(tree: Tree, sets: Mapping[int, Array]) -> Tree:
 
 
 def _shares(graph: Graph, model: Any, sums: str) -> Outputs:
-    """Turn the sums into means over the trees. The class is the first with the greatest mean."""
+    """Turn the sums into means over the trees. The predicted class is the first with the highest
+    mean."""
     count = len(getattr(model, "estimators_", [model]))
     means = graph.add("Div", sums, float(count))
     return _of_classes(graph, model, means) if hasattr(model, "classes_") else {VARIABLE: means}
 
 
 def _linked(graph: Graph, model: Any, sums: str) -> Outputs:
-    """Turn the sums into answers, according to the loss of a boosted model of scikit-learn."""
+    """Turn the sums into predictions, according to the loss of a boosted model of scikit-learn."""
     link = type(model._loss.link).__name__
     if not hasattr(model, "classes_"):
         is_log = link == "LogLink" and hasattr(model, "_predictors")
@@ -327,8 +332,9 @@ def _of_classes(graph: Graph, model: Any, shares: str) -> Outputs:
 
 
 def _named(graph: Graph, model: Any, index: str, shares: str) -> Outputs:
-    """Return the class [rows] at each index, and the shares of all classes. A model from a file has
-    no names of classes, so the index is the class."""
+    """Return the class [rows] at each index, and the probabilities of all classes (`shares`). A
+    model that was loaded from a library's own file has no class names, so the index is the
+    class."""
     classes = getattr(model, "classes_", None)
     if classes is None:
         return {LABEL: index, PROBABILITIES: shares}
@@ -359,7 +365,7 @@ def objective_of(model: Any) -> str:
 
 
 def best_trees(booster: Any) -> Any:
-    """Return XGBoost's Booster up to its best round, or the whole Booster if it did not stop
+    """Return XGBoost's Booster up to its best round, or the whole Booster if training did not stop
     early."""
     best = booster.attr("best_iteration")
     return booster[: int(best) + 1] if best else booster
@@ -394,8 +400,9 @@ def _xgboost(model: Any) -> Trees:
 
 
 def _answer_without_leaves(document: Mapping[str, Any], features: int) -> Array:
-    """Return the sums of XGBoost's model in the JSON `document`, whose leaves are all 0. They are
-    its base scores, whose meaning depends on the version of XGBoost that wrote the document."""
+    """Return the base scores of the XGBoost model in the JSON `document`, all of whose leaves are
+    0. They are computed by a prediction, because their meaning in the JSON depends on the version
+    of XGBoost that wrote it."""
     import xgboost
 
     empty = xgboost.Booster()
@@ -436,7 +443,7 @@ EXPONENTIAL = ("count:poisson", "reg:gamma", "reg:tweedie", "survival:")
 
 
 def _xgboost_answer(graph: Graph, model: Any, sums: str) -> Outputs:
-    """Turn the sums into answers, according to the objective, in FP32 as XGBoost does."""
+    """Turn the sums into predictions, according to the objective, in FP32 as XGBoost does."""
     objective = objective_of(model)
     if objective.startswith("multi:"):
         index = graph.add("ArgMax", sums, axis=1, keepdims=0)
@@ -471,8 +478,8 @@ def _transformed(graph: Graph, objective: str, sums: str) -> str:
 
 
 def _exp(graph: Graph, values: str) -> str:
-    """Return e to the power of FP32 values, computed in FP64 and then rounded, which gives the same
-    as C's expf."""
+    """Return e to the power of FP32 values, computed in FP64 and then rounded. The results equal
+    those of C's expf."""
     power = graph.add("Exp", graph.cast(values, TensorProto.DOUBLE))
     return graph.cast(power, TensorProto.FLOAT)
 
@@ -518,8 +525,8 @@ def _lightgbm(model: Any) -> Trees:
 
 
 def _of_dump(root: Mapping[str, Any], missing: dict[int, set[str]], most: Array) -> Tree:
-    """Read a tree of dump_model(). Record in `missing` how each column treats missing cells, and in
-    `most` which columns are categorical."""
+    """Read a tree from the output of LightGBM's dump_model(). Record in `missing` how each column
+    treats missing cells, and in `most` which columns are categorical."""
     rows: list[list[Any]] = []
     values: list[list[float]] = []
     sets: dict[int, Array] = {}
@@ -550,7 +557,7 @@ def _of_dump(root: Mapping[str, Any], missing: dict[int, set[str]], most: Array)
 
 
 def _lightgbm_answer(graph: Graph, model: Any, sums: str) -> Outputs:
-    """Turn the sums into answers, according to the objective, in FP64."""
+    """Turn the sums into predictions, according to the objective, in FP64."""
     booster = booster_of(model)
     document = booster.dump_model(num_iteration=1)
     objective, *options = str(document.get("objective", "custom")).split(" ")

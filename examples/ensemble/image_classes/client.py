@@ -1,4 +1,5 @@
-"""The client of an ensemble that takes an encoded image and gives a score for each class."""
+"""Defines the client of an ensemble that takes an encoded image and returns a score for each
+class."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,8 +11,8 @@ from clients.base import best, softmax
 
 
 class Client(ModelClient):
-    """INPUT UINT8 [n, bytes] -> OUTPUT FP32 [n, classes]: `{"classes": [{"label", "class_id",
-    "score"}, …]}`."""
+    """Serves the ensemble, INPUT UINT8 [n, bytes] -> OUTPUT FP32 [n, classes]. Predicts
+    `{"classes": [{"label", "class_id", "score"}, …]}`."""
 
     codec = ENCODED_IMAGE
     parameters = (Parameter("top_k", 5, "how many classes to return", minimum=1, maximum=1000),)
@@ -21,7 +22,7 @@ class Client(ModelClient):
         self.labels = model.file("labels.txt").read_text(encoding="utf-8").splitlines()
 
     def prepare(self, instances: Sequence[bytes], parameters: Mapping[str, Any]) -> Tensors:
-        """Pad with zeros to the longest; decoders ignore them."""
+        """Pad the images with zeros to the length of the longest one. Decoders ignore the zeros."""
         longest = max(map(len, instances))
         rows = [np.frombuffer(image.ljust(longest, b"\0"), np.uint8) for image in instances]
         return {"INPUT": np.stack(rows)}

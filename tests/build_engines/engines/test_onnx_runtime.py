@@ -1,5 +1,5 @@
-"""INT8 for a CPU: size, accuracy, operators that Triton 24.10 knows, and a damaged engine that
-`verify` rejects."""
+"""Tests INT8 for a CPU: its size and accuracy, that Triton 24.10 knows its operators, and that
+`verify` rejects a damaged engine."""
 
 import shutil
 from pathlib import Path
@@ -39,7 +39,7 @@ MODELS = ("resnet", "yolov5", "bert")
 
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Build the three bundled models in INT8; their references are in a cache beside them."""
+    """Build the three bundled models in INT8. Their fp32 references are in a cache beside them."""
     folder = tmp_path_factory.mktemp("int8")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("BUILD_ENGINES_CACHE", str(folder / "cache"))
@@ -155,7 +155,7 @@ def test_calibrate_a_user_s_classifier_on_the_user_s_images(tmp_path: Path) -> N
     file = save_classifier(tmp_path / "c.onnx")
     words = f"build own --weights {file} --client resnet --precision int8 --for cpu --no-load"
     words += f" --calibration {images} --out {tmp_path}/models"
-    assert run(words) == 2  # one image is too few to calibrate on and to compare
+    assert run(words) == 2  # one image is not enough for both calibration and comparison
     assert not (tmp_path / "models").exists()
     assert run(f"{words} --no-compare") == 0
     folder = tmp_path / "models/own_int8"
@@ -177,7 +177,7 @@ def test_refuse_int8_that_differs_on_other_samples(tmp_path: Path) -> None:
     words += f" --precision int8 --for cpu --calibration {images} --out {models}"
     assert run(words) == 1
     assert not models.exists()
-    assert run(f"{words} --no-compare") == 0  # calibrated on all of them
+    assert run(f"{words} --no-compare") == 0  # all images are used for calibration
     for number in np.flatnonzero(is_dark):
         (images / f"{number:03}.png").unlink()
     (score,) = verify(open_model("own_int8", models), None, images, 0)

@@ -1,4 +1,5 @@
-"""INT8 for OpenVINO: what is rounded, and that it answers as fp32 does."""
+"""Tests INT8 for OpenVINO: which inputs are quantized, and that its predictions are like those of
+fp32."""
 
 from pathlib import Path
 
@@ -21,7 +22,7 @@ CALIBRATION = {"resnet": save_digits, "bert": save_texts}
 @pytest.mark.parametrize(
     ("name", "kind", "count"), [("resnet", "Conv", 200), ("bert", "MatMul", 16)]
 )
-def test_round_the_inputs_of_products_and_keep_the_answers(
+def test_quantize_only_the_inputs_of_products_for_openvino(
     name: str, kind: str, count: int, tmp_path: Path
 ) -> None:
     samples = CALIBRATION[name](tmp_path)
@@ -50,7 +51,9 @@ def test_round_the_inputs_of_products_and_keep_the_answers(
 @pytest.mark.parametrize(
     ("target", "precision"), [("openvino", "fp16"), ("openvino", "int8"), ("cpu", "fp16")]
 )
-def test_refuse_what_openvino_cannot_build(target: str, precision: str, tmp_path: Path) -> None:
+def test_refuse_targets_and_precisions_that_cannot_be_built(
+    target: str, precision: str, tmp_path: Path
+) -> None:
     file = save_scale(tmp_path / "scale.onnx")
     models = tmp_path / "models"
     words = f"--weights {file} --for {target} --precision {precision} --out {models}"
@@ -64,7 +67,7 @@ def test_verify_a_model_for_openvino_with_openvino(tmp_path: Path) -> None:
     assert run(f"build scale --weights {file} --out {models} --for openvino --no-load") == 0
     parameters = read_config(models / "scale", "cpu").parameters
     assert parameters["cpu_engine"].string_value == "openvino"
-    # nothing says that BF16 answers as well
+    # BF16 is not known to be accurate enough for this model
     assert parameters["INFERENCE_PRECISION_HINT"].string_value == "f32"
     assert all(score.passed for score in verify(open_model("scale", models, "cpu"), file, None, 0))
 

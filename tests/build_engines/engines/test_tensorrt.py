@@ -1,5 +1,5 @@
-"""`build --for tensorrt` from the command line. trtexec and nvidia-smi are stand-ins
-(tests/support/stand_ins), but for one test, which runs the real trtexec where there is one."""
+"""Tests `build --for tensorrt` from the command line. Stand-ins replace trtexec and nvidia-smi
+(tests/support/stand_ins), except in one test, which runs the real trtexec if it is installed."""
 
 import io
 import json
@@ -39,7 +39,8 @@ class Done:
 
 
 def build(out: Path, environ: Mapping[str, str], *arguments: str) -> Done:
-    """Run the command in this process; an exception that would be a traceback fails the test."""
+    """Run the command in this process. An exception that would be shown as a traceback fails the
+    test."""
     with (
         pytest.MonkeyPatch.context() as patch,
         redirect_stdout(io.StringIO()) as printed,
@@ -111,7 +112,7 @@ def test_treat_a_build_as_current_only_on_its_own_gpu(tmp_path: Path, nvidia: Nv
 def test_verify_the_engine_that_is_served(
     tmp_path: Path, nvidia: Nvidia, monkeypatch: pytest.MonkeyPatch, gpu: bool
 ) -> None:
-    """With a GPU that is the plan, without one the ONNX file."""
+    """With a GPU, the plan is served; without one, the ONNX file is."""
     assert build(tmp_path / "models", nvidia.environ, "resnet").returncode == 0
     for name, value in nvidia.environ.items() if gpu else ():
         monkeypatch.setenv(name, value)
@@ -136,7 +137,7 @@ def test_ship_the_calibration_cache_with_int8(tmp_path: Path, nvidia: Nvidia) ->
     assert done.returncode == 0, done.stderr
     (run,) = nvidia.runs()
     assert {"int8", "fp16", "calib"} < run.keys()
-    assert "verify resnet" in done.stdout  # a plan is not compared
+    assert "verify resnet" in done.stdout  # a plan is not compared at the end of its build
     few = ["--calibration", str(ROOT / "model_repository/resnet"), "--force"]
     for more, code in (((), 2), (("--no-compare",), 0)):
         done = build(
@@ -266,7 +267,7 @@ def test_set_the_ranges_to_the_largest_values_in_the_graph(tmp_path: Path) -> No
 
 
 def test_write_a_scale_as_the_bytes_of_its_float() -> None:
-    """3c010204 is 0.0078740…, which is 1/127: TensorRT writes it for values up to 1."""
+    """3c010204 is 0.0078740…, or 1/127. TensorRT writes this scale for values up to 1."""
     text = calibration_cache({"x": 1.0, "nothing": 0.0}, 100800)
     assert text == "TRT-100800-EntropyCalibration2\nx: 3c010204\n"
     assert struct.unpack(">f", bytes.fromhex("3c010204"))[0] == pytest.approx(1 / 127)

@@ -1,4 +1,5 @@
-"""BERT checkpoints as ONNX: equal to transformers on torch, made without torch."""
+"""Tests the ONNX files of BERT checkpoints, which are written without torch, against transformers
+with torch."""
 
 import filecmp
 import json
@@ -28,12 +29,12 @@ from tests.support.harness import PATIENCE, ROOT
 pytestmark = pytest.mark.full
 
 Arrays = dict[str, NDArray[Any]]
-WORDS = 60  # of the vocabulary
+WORDS = 60  # number of words in the vocabulary
 POOLED = [{"type": f"sentence_transformers.models.{name}"} for name in ("Transformer", "Pooling")]
 
 
 def random_model(**changes: Any) -> Any:
-    """Return a small transformers model; biases and norms are random too."""
+    """Return a small transformers model whose biases and norms are random too."""
     torch.manual_seed(0)
     model = transformers.BertModel(
         transformers.BertConfig(vocab_size=WORDS, **SMALL, **changes)
@@ -46,14 +47,14 @@ def random_model(**changes: Any) -> Any:
 
 
 def build_checkpoint(checkpoint: Path, task: str, folder: Path) -> ModelSpec:
-    """Write the files that Triton needs, without the configuration; the checkpoint gets a
+    """Write the files that Triton needs, except the configuration. The checkpoint gets a
     tokenizer."""
     save_tokenizer(checkpoint, "pieces")
     return exported(Request("own", client="bert", task=task), checkpoint, folder)
 
 
 def batch(length: int = 11) -> Arrays:
-    """Return three rows of different lengths, at least 3 tokens, and both token types."""
+    """Return three rows of different lengths (at least 3 tokens) that contain both token types."""
     rng = np.random.default_rng(0)
     mask = (np.arange(length) < np.array([[length], [length - 2], [2]])).astype(np.int64)
     types = np.tile(np.arange(length) > 4, (3, 1)).astype(np.int64)
@@ -62,7 +63,7 @@ def batch(length: int = 11) -> Arrays:
 
 
 def difference(folder: Path, model: Any, inputs: Arrays) -> float:
-    """Return the largest difference of the states, padding aside."""
+    """Return the largest difference between the states of the two models, ignoring padding."""
     with torch.no_grad():
         theirs = model(**{name: torch.from_numpy(array) for name, array in inputs.items()})[
             "last_hidden_state"
@@ -113,7 +114,8 @@ sys.exit(code or "torch" in sys.modules)
     subprocess.run(command, check=True, cwd=ROOT, timeout=PATIENCE)
     committed, built = ROOT / "model_repository" / name, tmp_path / name
     files = {f"{path.relative_to(committed)}" for path in committed.rglob("*") if path.is_file()}
-    files -= {"build.json"}  # of the build that made the folder, which may be an older one
+    # written by the build that made the folder, which may be an older version
+    files -= {"build.json"}
     assert {"1/model.onnx", "config.pbtxt", "configs/cpu.pbtxt"} <= files
     assert filecmp.cmpfiles(committed, built, files, shallow=False)[1:] == ([], [])
 
@@ -124,7 +126,7 @@ sys.exit(code or "torch" in sys.modules)
         ("fill-mask", {}, "its task is embedding, not fill-mask"),
         ("fill-mask", {"architectures": []}, r"cls\.predictions"),
         ("embedding", {"model_type": "no-such"}, "embedding"),
-        # weights that the graph does not use
+        # the checkpoint has weights that the graph does not use
         ("embedding", {"num_hidden_layers": 1}, r"encoder\.layer\.1\."),
         ("embedding", {"num_hidden_layers": 3}, r"encoder\.layer\.2\."),
         ("translation", {}, "fill-mask"),
@@ -150,7 +152,8 @@ def test_refuse_a_checkpoint_without_safetensors(tmp_path: Path) -> None:
     ("files", "settings"),
     [
         ({}, {}),
-        ({"1_Pooling/config.json": {"pooling_mode_cls_token": True}}, {}),  # the network's
+        # the network does this itself
+        ({"1_Pooling/config.json": {"pooling_mode_cls_token": True}}, {}),
         (
             {"1_Pooling/config.json": {"pooling_mode_mean_tokens": True}, "modules.json": POOLED},
             {"normalize": "false"},
@@ -182,7 +185,7 @@ def test_refuse_settings_for_what_the_network_does_itself(tmp_path: Path) -> Non
             build(request)
 
 
-def test_tell_another_network_from_the_committed_one(tmp_path: Path) -> None:
+def test_refuse_a_network_that_is_not_the_committed_one(tmp_path: Path) -> None:
     (tmp_path / "resnet/1").mkdir(parents=True)
     (tmp_path / "resnet/1/model.onnx").write_bytes(b"another")
     with pytest.raises(BuildError, match="not the committed network"):

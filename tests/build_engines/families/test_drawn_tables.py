@@ -1,4 +1,5 @@
-"""Tables of pipelines drawn at random answer as their libraries do, on every row."""
+"""Tests that randomly drawn pipelines give the same predictions as their libraries, for every
+row."""
 
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,8 @@ SEED = 40
 
 
 def check_answers(pipeline: Drawn, predictions: list[Any]) -> None:
-    """Labels are equal, and numbers within a millionth of their spread."""
+    """Assert that labels are equal, and that numbers differ by at most a millionth of their
+    spread."""
     model, rows = pipeline.model, pipeline.rows
     got = [each["prediction"] for each in predictions]
     if not hasattr(model, "classes_"):

@@ -1,4 +1,5 @@
-"""Folders of image classifiers become models that answer as transformers' own pipeline does."""
+"""Tests that models built from folders of image classifiers predict the same as transformers' own
+pipeline."""
 
 import json
 from collections.abc import Callable
@@ -48,7 +49,8 @@ def test_answer_as_the_pipeline_of_transformers_does(name: str, tmp_path: Path) 
     checkpoint, client = serve(tmp_path, name)
     ours = [scores(each["classes"]) for each in predict(client, images())]
     wanted = list(map(scores, pipeline("image-classification", checkpoint, name)(images())))
-    assert len({round(each["cat"], 4) for each in wanted}) > 1  # the network tells the images apart
+    # the network distinguishes the images
+    assert len({round(each["cat"], 4) for each in wanted}) > 1
     for one, other in zip(ours, wanted, strict=True):
         assert set(one) == set(LABELS.values())
         assert one == pytest.approx(other, abs=1e-4)
@@ -84,7 +86,7 @@ def other_weights(change: Callable[[Any], Any]) -> Callable[[Path], Any]:
 nothing = changed("config")
 PROCESSOR = "preprocessor_config"
 TEXTS = changed("config", architectures=["RobertaForMaskedLM"])
-# folder, change, options, name
+# name of a network, change of its folder, options of the build, a word of the error
 REFUSED: list[tuple[str, Callable[[Path], Any], dict[str, Any], str]] = [
     ("mobilevit", changed(PROCESSOR, size={"shortest_edge": 20}), {}, "MobileViT"),
     ("vit", changed(PROCESSOR, size={"shortest_edge": 32}), {}, "ViTImageProcessor"),
@@ -133,7 +135,7 @@ REFUSED: list[tuple[str, Callable[[Path], Any], dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("name", "change", "options", "named"), REFUSED)
-def test_refuse_other_folders(
+def test_refuse_folders_that_cannot_be_built(
     name: str, change: Callable[[Path], Any], options: Any, named: str, tmp_path: Path
 ) -> None:
     checkpoint = save_vision(tmp_path / "checkpoint", name)
@@ -160,11 +162,11 @@ def test_compare_boxes_as_sets() -> None:
     assert same((scores[:, ::-1], boxes[:, ::-1]), (scores, boxes))
     assert not same((scores, boxes[:, ::-1]), (scores, boxes))
     other = scores.copy()
-    other[0, 0] += 1  # one of forty
+    other[0, 0] += 1  # one of forty boxes differs
     assert same((other, boxes), (scores, boxes))
 
 
-def test_time_a_network_of_any_size_and_run_it_on_openvino(tmp_path: Path) -> None:
+def test_run_a_network_of_variable_size_on_openvino(tmp_path: Path) -> None:
     checkpoint = save_vision(tmp_path / "checkpoint", "detr")
     model = build_own(tmp_path, checkpoint).model
     feed = example_feed(model, 1)

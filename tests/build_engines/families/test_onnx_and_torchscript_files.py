@@ -1,5 +1,5 @@
 # mypy: allow-subclassing-any
-"""A user's own ONNX and TorchScript files: what Triton must know follows from the file."""
+"""Tests that a user's own ONNX and TorchScript files determine the configuration for Triton."""
 
 from pathlib import Path
 from typing import Any
@@ -110,7 +110,7 @@ def test_set_client_labels_and_settings_by_flags(tmp_path: Path) -> None:
 
 
 def test_give_a_classifier_the_labels_of_its_file(tmp_path: Path) -> None:
-    """Ultralytics' exporter writes `names` into a classifier's file too."""
+    """Ultralytics' exporter writes `names` into the files of classifiers too."""
     file = save_classifier(tmp_path / "c.onnx")
     model = onnx.load(file)
     model.metadata_props.add(key="names", value="{0: 'cat', 1: 'dog', 2: 'cow'}")
@@ -196,7 +196,7 @@ def test_report_a_head_that_no_client_reads(
         ({"output0": (84, 8400)}, COCO, 80),
         ({"output0": (25200, 85), "a": (3, 80, 80, 85), "b": (3, 40, 40, 85)}, COCO, 80),
         ({"output0": (25200, 6)}, "{0: 'one'}", 1),
-        ({"output0": (84, 84)}, COCO, 80),  # of images of 64 pixels
+        ({"output0": (84, 84)}, COCO, 80),  # the output for images of 64 pixels
         ({"output0": (63, 85)}, COCO, 80),
         ({"output0": (605, 525)}, str({number: str(number) for number in range(601)}), 601),
         ({"output0": (116, 8400), "output1": (32, 160, 160)}, COCO, 80),
@@ -274,7 +274,8 @@ def test_accept_the_size_that_a_file_has(tmp_path: Path) -> None:
 
 
 def save_with_ending(path: Path, ending: str) -> Path:
-    """Write the classifier with these operators behind its logits, the last one called scores."""
+    """Write the classifier with these operators after its logits. The last tensor is called
+    scores."""
     head = f"logits = MatMul (e, m) as_is = Constant <value_ints = [0, -1]> () {ending}"
     return save_classifier(path, head=head, outputs="float[batch, 3] scores")
 
@@ -331,7 +332,7 @@ def test_apply_the_activation_that_is_named(end: str, named: str, tmp_path: Path
 
 
 def save_two_outputs(path: Path, second: str = "logits") -> Path:
-    """Write the classifier with its eight features as a first output; they are larger than any of
+    """Write the classifier with its eight features as a first output. They are larger than all of
     its scores."""
     head = f"""{second} = MatMul (e, m) much = Constant <value = float {{100.0}}> ()
         features = Add (e, much)"""
@@ -391,7 +392,7 @@ def test_do_not_batch_along_a_dimension_that_is_not_a_batch(
 
 
 class Twice(torch.nn.Module):
-    """[batch, n] and [batch, 3] -> [batch, n], [batch]."""
+    """A module that maps [batch, n] and [batch, 3] to [batch, n] and [batch]."""
 
     def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return 2 * x, y.sum(1)
@@ -413,7 +414,7 @@ def test_find_the_outputs_of_torchscript_by_running_it(tmp_path: Path) -> None:
         TensorSpec("OUTPUT__0", "FP32", (-1,)),
         TensorSpec("OUTPUT__1", "FP32", (1,)),
     )
-    # a scalar is [1] outside
+    # callers get a scalar as [1]
     assert [output.HasField("reshape") for output in stored.config.output] == [False, True]
 
 
@@ -456,7 +457,7 @@ def test_do_not_batch_torchscript_without_a_batch_dimension(tmp_path: Path) -> N
 
 
 class Rated(torch.nn.Module):
-    """A network of sounds that takes their rate as a number."""
+    """A network for sounds that takes their sampling rate as a number."""
 
     def forward(self, x: torch.Tensor, rate: int, gain: float = 2.0) -> torch.Tensor:
         return gain * x[:, :rate]

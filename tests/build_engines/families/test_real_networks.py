@@ -1,5 +1,5 @@
-"""EfficientNet-Lite0 and YOLOv4-tiny as ONNX: equal to the networks of PyTorch and of OpenCV with
-the same weights."""
+"""Tests the ONNX files of EfficientNet-Lite0 and YOLOv4-tiny against PyTorch and OpenCV with the
+same weights."""
 
 import importlib
 from importlib import metadata
@@ -27,7 +27,7 @@ CFG, WEIGHTS = (
 
 
 def photo(name: str) -> Image.Image:
-    """Return a photo of scikit-image, which is installed without what it imports."""
+    """Return a photo from the package scikit-image, which is installed without its dependencies."""
     return Image.open(
         str(metadata.distribution("scikit-image").locate_file(f"skimage/data/{name}.png"))
     ).convert("RGB")
@@ -75,8 +75,8 @@ def test_get_the_boxes_of_opencv_from_yolov4_tiny() -> None:
 
 
 def rows(head: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Reorder OpenCV's rows, which go through the cells and then their anchors. The ONNX file does
-    the opposite."""
+    """Reorder OpenCV's rows, which list the anchors of each cell. The ONNX file lists the cells of
+    each anchor."""
     side = int((len(head) / 3) ** 0.5)
     return head.reshape(side, side, 3, -1).transpose(2, 0, 1, 3).reshape(len(head), -1)
 

@@ -1,4 +1,5 @@
-"""Trained models of tables: what is built of them, and what is refused by name."""
+"""Tests which models are built from trained tabular models, and which ones are refused with an
+explanation."""
 
 import json
 import pickle
@@ -101,7 +102,7 @@ def test_make_an_input_for_each_column_that_a_pipeline_uses(tmp_path: Path) -> N
         None,
         [0, 1, 2, 3],
     ]
-    # its OneHotEncoder ignores what it does not know
+    # its OneHotEncoder ignores unknown values
     assert stored.model.parameters["missing"] == "1,3"
     assert stored.config.instance_group[0].kind == stored.config.instance_group[0].KIND_CPU
     assert not (stored.folder / "configs").exists()
@@ -164,7 +165,7 @@ def test_refuse_a_model_of_another_scikit_learn(tmp_path: Path) -> None:
         (None, "model.json", "model.json"),
     ],
 )
-def test_refuse_what_is_not_a_trained_model(
+def test_refuse_files_that_are_not_a_trained_model(
     content: Any, name: str, message: str, tmp_path: Path
 ) -> None:
     if content is None:
@@ -176,7 +177,8 @@ def test_refuse_what_is_not_a_trained_model(
 
 
 def export(tmp_path: Path, batch: int | None = None, **options: Any) -> Path:
-    """Return the ONNX file as a user exports it, by default with the ZipMap that Triton refuses."""
+    """Return the ONNX file that a user would export, by default with ZipMap, which Triton
+    refuses."""
     model = trained.odd_classes(tmp_path)
     types = [("X", FloatTensorType([batch, 4]))]
     onnx.save(
@@ -253,7 +255,7 @@ AROUND = pd.DataFrame({"a": 1e9 + 10 * RNG.normal(size=200), "b": RNG.normal(siz
 
 
 def encoded(encoder: Any, model: Any) -> Any:
-    """Return a pipeline that encodes the column c and passes the others through."""
+    """Return a pipeline that encodes the column c and passes on the other columns."""
     return make_pipeline(ColumnTransformer([("c", encoder, ["c"])], remainder="passthrough"), model)
 
 
@@ -264,13 +266,14 @@ def built(tmp_path: Path, model: Any, **options: Any) -> StoredModel:
 
 
 def assert_answers(tmp_path: Path, model: Any, rows: Any, tolerance: float = 1e-6) -> list[Any]:
-    """Build the model, and assert that it answers as before. Return the predictions."""
+    """Build the model, and assert that its predictions equal those of the trained model. Return the
+    predictions."""
     return assert_alike(built(tmp_path, model), model, rows, tolerance)
 
 
 def assert_alike(stored: StoredModel, model: Any, rows: Any, tolerance: float = 1e-6) -> list[Any]:
-    """Assert that the built model answers as the trained one, with its probabilities if it has
-    them. Return the predictions."""
+    """Assert that the built model gives the same predictions as the trained one, and the same
+    probabilities if it has any. Return the predictions."""
     predictions = answered(stored, lists_of(rows))
     assert [each["prediction"] for each in predictions] == model.predict(rows).tolist()
     if hasattr(model, "predict_proba"):
@@ -295,7 +298,8 @@ def answered(stored: StoredModel, rows: list[Any]) -> list[Any]:
 
 
 def _strings(array: Any, change: Callable[[Any], Any]) -> Any:
-    """Change each text of an array of texts: ONNX Runtime takes and returns `str`."""
+    """Apply `change` to each string in an array of strings, because ONNX Runtime takes and returns
+    `str`."""
     return np.vectorize(change, otypes=[object])(array) if array.dtype.kind in "OU" else array
 
 
@@ -455,7 +459,7 @@ def test_decide_a_tie_of_a_forest_as_the_library_does(tmp_path: Path) -> None:
 
 
 def mirrored(tree: Any) -> Any:
-    """Return a copy of a tree whose shares of the two classes are exchanged."""
+    """Return a copy of a tree in which the shares of the two classes are swapped."""
     copied = deepcopy(tree)
     copied.tree_.value[:] = copied.tree_.value[:, :, ::-1].copy()
     return copied
@@ -481,7 +485,7 @@ def test_name_a_category_that_the_encoder_refuses(encoder: Any, tmp_path: Path) 
             answered(stored, [["p", 1.0], [cell, 1.0]])
 
 
-TIE = 2**54 + 2**30  # between two numbers of FP32
+TIE = 2**54 + 2**30  # halfway between two FP32 numbers
 IDS = pd.DataFrame({"id": [2**54, 2**54 + 2**31] * 100, "v": 0})
 PASSED = ColumnTransformer([("all", "passthrough", ["id", "v"])])
 
@@ -554,7 +558,7 @@ def test_accept_only_the_categories_that_two_encoders_know(tmp_path: Path) -> No
 
 
 def stopped_early() -> Any:
-    """Return a model whose best round is not its last."""
+    """Return a model whose best round is not its last one."""
     model = xgboost.XGBClassifier(n_estimators=40, learning_rate=1, early_stopping_rounds=3)
     wrong = [(NUMBERS, 1 - (CODES > 0))]
     return model.fit(NUMBERS, CODES > 0, eval_set=wrong, verbose=False)
@@ -838,7 +842,7 @@ def test_say_how_to_write_the_onnx_file_of_a_catboost_model(
 
 
 class Numpy2(pickle.Pickler):
-    """Write random generators as NumPy 2 does."""
+    """Pickle random generators as NumPy 2 does."""
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, np.random.MT19937):
@@ -856,7 +860,7 @@ NUMPY, BITS, STATE = (
 
 
 class Watch:
-    """Notes NumPy's own constructor of random bits at the time when a pickle is read."""
+    """Records which constructor of random bits NumPy has while a pickle is read."""
 
     seen: ClassVar[list[Any]] = []
 
@@ -877,7 +881,7 @@ def test_read_a_model_saved_under_numpy_2(tmp_path: Path) -> None:
     file = tmp_path / "model.pkl"
     file.write_bytes(buffer.getvalue().replace(b"cnumpy.core.", b"cnumpy._core."))
     assert_alike(build_own(tmp_path, file), model, NUMBERS)
-    # nothing of NumPy is replaced while it is read
+    # NumPy itself is not patched while the pickle is read
     assert Watch.seen == [getattr(NUMPY, BITS)]
 
 

@@ -1,5 +1,5 @@
-"""Folders of transformers and sentence-transformers: their task, modules and tokenizer, and what is
-refused."""
+"""Tests folders of transformers and sentence-transformers: their task, their modules, their
+tokenizer, and folders that are refused."""
 
 import json
 import shutil
@@ -83,7 +83,7 @@ def test_choose_the_task_by_the_flag_or_the_config(
 def check_ranking(
     folder: Path, spec: ModelSpec, checkpoint: Path, function: Callable[[Any], Any]
 ) -> None:
-    """Assert that a score is this function of the logit of transformers."""
+    """Assert that a score is this function of the logit that transformers computes."""
     assert spec.settings["task"] == "text-ranking"
     served = Served(folder, **spec.settings)
     (prediction,) = served.predict([{"query": "a", "documents": ["the cat"]}])
@@ -104,7 +104,7 @@ def test_rank_with_a_cross_encoder_of_sentence_transformers(tmp_path: Path) -> N
 
 
 def cross_encoder(folder: Path, activation: str) -> Path:
-    """Write what the CrossEncoder of sentence-transformers 6.2 writes."""
+    """Write the files that the CrossEncoder of sentence-transformers 6.2 writes."""
     checkpoint = save_checkpoint(folder, "text-ranking", num_labels=1)
     change(
         folder / "config_sentence_transformers.json",
@@ -166,7 +166,7 @@ def architecture(*names: str, **values: Any) -> Callable[[Path], None]:
 
 
 def network(name: str, **sizes: int | list[int]) -> Callable[[Path], Any]:
-    """Return a function that saves a small network of this name."""
+    """Return a function that saves a small network with this name."""
 
     def save(folder: Path) -> None:
         config = getattr(transformers, f"{name}Config")(vocab_size=99, **sizes)
@@ -177,13 +177,13 @@ def network(name: str, **sizes: int | list[int]) -> Callable[[Path], Any]:
 
 SIZES = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
 HEADS = {"num_attention_heads": 2}
-# its attention is fixed by the tracer to the length that it saw
+# the tracer fixes its attention to the length of the example
 LONGFORMER = network(
     "Longformer", attention_window=[8], max_position_embeddings=64, **SIZES, **HEADS
 )
-# it convolves over the texts' ends
+# its convolutions extend beyond the ends of the texts
 CONVBERT = network("ConvBert", embedding_size=16, **SIZES, **HEADS)
-# it has Fourier transforms, which torch's tracer does not export
+# it has Fourier transforms, which torch's tracer cannot export
 FNET = network("FNet", **SIZES)
 XLM = network("XLM", emb_dim=16, n_layers=1, n_heads=2)
 
@@ -317,7 +317,7 @@ CLASSES = "text-classification"
 
 
 def build_file(file: Path, checkpoint: Path | None, task: str = CLASSES, **options: Any) -> Path:
-    """Build a model of an ONNX file with the checkpoint's tokenizer; return its folder."""
+    """Build a model from an ONNX file with the checkpoint's tokenizer. Return its folder."""
     named: dict[str, Any] = {"client": "bert", "task": task, "tokenizer": checkpoint} | options
     folder, _ = build(Request("own", str(file), repository=file.parent / "repository", **named))
     return folder
@@ -396,7 +396,7 @@ def test_shorten_texts_if_positions_start_after_the_padding(
     (prediction,) = served.predict(["the cat " * 40])
     assert (prediction["truncated"], len(prediction["embedding"])) == (True, 32)
     assert served.client.tokenizer.max_length == LIMIT
-    # without such a table
+    # with a configuration that has no position table
     change(tmp_path / "model/tokenizer/config.json", position_embedding_type="rotary")
     assert Served(tmp_path / "model").client.tokenizer.max_length == LIMIT + 2
 

@@ -1,5 +1,5 @@
-"""YOLOv5's checkpoints, by a stand-in for the release, and the network that is exported from
-them."""
+"""Tests YOLOv5's checkpoints, which a stand-in for the release writes, and the network that is
+exported from them."""
 
 import os
 from pathlib import Path
@@ -28,7 +28,7 @@ def test_answer_as_the_yolov5_release_does(tmp_path: Path) -> None:
     with torch.inference_mode():
         ours, theirs = network(pixels), model(pixels / 255)
     assert ours.shape == (2, 3 * (32 + 8 + 2), 12)
-    for mine, wanted in zip(ours, theirs, strict=True):  # the rows come in no order
+    for mine, wanted in zip(ours, theirs, strict=True):  # the rows are in no particular order
         nearest = torch.cdist(mine.double(), wanted.double()).min(1)
         assert float(nearest.values.max()) < 0.01
         assert len(nearest.indices.unique()) == len(wanted)
@@ -101,7 +101,7 @@ def test_run_no_code_in_a_checkpoint(function: Any, tmp_path: Path) -> None:
         read(tmp_path / "bomb.pt")
     assert not trace.exists()
     torch.load(tmp_path / "bomb.pt", weights_only=False)
-    assert trace.exists()  # so it would
+    assert trace.exists()  # a plain unpickler would run the code
 
 
 def test_refuse_another_structure_with_the_export_command(tmp_path: Path) -> None:

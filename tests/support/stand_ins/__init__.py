@@ -1,4 +1,4 @@
-"""Stand in for NVIDIA's programs that need a GPU: nvidia-smi, trtexec and Triton's TensorRT
+"""Stands in for NVIDIA's programs that need a GPU: nvidia-smi, trtexec and Triton's TensorRT
 backend."""
 
 import json
@@ -15,8 +15,8 @@ GPU, DRIVER, CAPABILITY = "Stand-in T4", "550.54.15", "7.5"
 
 
 class Nvidia:
-    """Make this machine look like one with a GPU by means of programs on PATH. Start `serve` and
-    others with `environ`. `code` is the version of TensorRT as NvInferVersion.h packs it."""
+    """Makes this machine look like one with a GPU, with programs on PATH. Start `serve` and other
+    programs with `environ`. `code` is the version of TensorRT as NvInferVersion.h encodes it."""
 
     def __init__(self, folder: Path, gpu: str = GPU, code: int = 100800) -> None:
         self.folder, self.log = folder, folder / "trtexec.log"
@@ -49,8 +49,8 @@ class Nvidia:
 
 
 def tensorrt_backend(folder: Path) -> Path:
-    """Make a backend directory whose `tensorrt` is our ONNX Runtime backend reading model.plan,
-    because the plans of the stand-in trtexec are ONNX files."""
+    """Make a backend directory in which `tensorrt` is this project's ONNX Runtime backend, reading
+    model.plan, because the plans of the stand-in trtexec are ONNX files."""
     install(folder)
     shutil.copytree(folder / "onnxruntime", folder / "tensorrt")
     for path in (folder / "tensorrt").rglob("*.py"):

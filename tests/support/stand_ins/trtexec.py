@@ -1,10 +1,8 @@
-"""Stand in for NVIDIA's trtexec, which cannot run here because it needs an NVIDIA GPU.
-
-It takes the options that trtexec of that version documents (NVIDIA/TensorRT,
-samples/common/sampleOptions.cpp), refuses others and wrong shapes with trtexec's own messages, and
-prints in trtexec's form. Its plan is the ONNX file with a mark in it, so that a stand-in backend
-can answer with it. STAND_IN_* variables choose the version and the faults.
-"""
+"""Stands in for NVIDIA's trtexec, which needs an NVIDIA GPU. It takes the options that trtexec
+documents for the version (NVIDIA/TensorRT, samples/common/sampleOptions.cpp). It refuses others,
+and wrong shapes, with trtexec's own messages, and prints in trtexec's format. Its plan is the ONNX
+file with a mark, so that a stand-in backend can run it. The variables STAND_IN_* choose the version
+and the faults."""
 
 import json
 import os
@@ -36,7 +34,7 @@ COMMON = {
     ),
     "timingCacheFile",
 }
-OPTIONS = {  # by version as NvInferVersion.h packs it
+OPTIONS = {  # keyed by version, as NvInferVersion.h encodes it
     8601: COMMON | {"fp16", "int8", "calib", "workspace"},
     100800: COMMON | {"fp16", "int8", "calib", "stronglyTyped"},
     110000: COMMON,
@@ -138,8 +136,8 @@ def pairs(text: str) -> list[tuple[str, str]]:
 
 
 def wrong_shapes(model: Any, options: dict[str, str]) -> str:
-    """Return trtexec's complaint about shapes: it wants one for every input that varies, and none
-    for a model of fixed shapes."""
+    """Return trtexec's error about shapes, or "". It requires a shape for every input that varies,
+    and none for a model with fixed shapes."""
     sides = {value.name: value.type.tensor_type.shape.dim for value in model.graph.input}
     varies = {name for name, dims in sides.items() if any(not dim.dim_value for dim in dims)}
     names = [

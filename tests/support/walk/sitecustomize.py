@@ -1,4 +1,4 @@
-"""Record which of the project's files gunicorn's threads enter, and when.
+"""Records which of the project's files gunicorn's threads enter, and when.
 
 Python imports this module at start if its folder is on PYTHONPATH. It writes WALK_FOLDER/PID.json
 five times a second: {"written": time, "threads": {thread: {file: time of the last call into it}}},
@@ -30,7 +30,7 @@ if any("gunicorn" in argument for argument in sys.orig_argv):
             threads.setdefault(threading.current_thread().name, {})[name.removeprefix(ROOT)] = (
                 time.monotonic()
             )
-            if os.getpid() not in writers:  # begin after gunicorn has forked
+            if os.getpid() not in writers:  # starts in each process after gunicorn has forked it
                 writers.add(os.getpid())
                 threading.Thread(target=write, daemon=True).start()
 

@@ -1,8 +1,9 @@
-"""A part of an ensemble, on Triton's DALI backend: encoded image UINT8 [n, bytes] -> pixels [n, 3,
-224, 224].
+"""Decodes images as a part of an ensemble, on Triton's DALI backend: encoded image UINT8 [n, bytes]
+-> pixels [n, 3, 224, 224].
 
-Decode, turn by EXIF, resize. It runs on the processor, on machines with and without a GPU; on a
-GPU, device_id=0 and device="mixed" for the decoder put all of it there.
+The pipeline decodes an image, rotates it according to EXIF, and resizes it. It runs on the CPU, on
+machines with and without a GPU. On a GPU, device_id=0 and device="mixed" for the decoder would move
+all of it there.
 """
 
 from typing import Any

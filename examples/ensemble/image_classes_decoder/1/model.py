@@ -1,9 +1,10 @@
-"""A part of an ensemble, on Triton's Python backend: encoded image UINT8 [n, bytes] -> pixels UINT8
-[n, 3, 224, 224].
+"""Decodes images as a part of an ensemble, on Triton's Python backend: encoded image UINT8 [n,
+bytes] -> pixels UINT8 [n, 3, 224, 224].
 
-Does what dali.py does, on machines without DALI: decode, turn by EXIF, resize. Transparent parts
-become white, as for the other clients; DALI ignores transparency. Bytes after the image's end are
-ignored, so that a batch can be padded with zeros. Triton's Python environment needs Pillow.
+It does what dali.py does, on machines without DALI: decodes an image, rotates it according to EXIF,
+and resizes it. Transparent parts become white, as in this project's clients; DALI ignores
+transparency. Bytes after the end of the image are ignored, so a batch can be padded with zeros.
+Triton's Python environment needs Pillow.
 """
 
 import io
@@ -20,10 +21,10 @@ LARGEST = 89_000_000  # pixels
 
 
 class TritonPythonModel:
-    """The method's name and argument are Triton's."""
+    """Decodes the images of requests. Triton prescribes the name and the argument of `execute`."""
 
     def execute(self, requests: Sequence[Any]) -> list[Any]:
-        """Return one response per request; an image that cannot be decoded fails its own
+        """Return one response for each request. An image that cannot be decoded fails only its own
         request."""
         return [self._answer(request) for request in requests]
 
@@ -31,7 +32,8 @@ class TritonPythonModel:
         images = pb_utils.get_input_tensor_by_name(request, "DALI_INPUT_0").as_numpy()
         try:
             pixels = np.stack([_pixels(image.tobytes()) for image in images])
-        except (OSError, ValueError, SyntaxError) as err:  # what Pillow raises for other bytes
+        # Pillow raises these for bytes that are not an image
+        except (OSError, ValueError, SyntaxError) as err:
             error = pb_utils.TritonError(
                 f"the image cannot be decoded: {err}", pb_utils.TritonError.INVALID_ARG
             )
@@ -44,7 +46,7 @@ def _pixels(encoded: bytes) -> NDArray[np.uint8]:
     if file.width * file.height > LARGEST:
         raise ValueError(f"it has {file.width}×{file.height} pixels, more than {LARGEST}")
     image = ImageOps.exif_transpose(file)
-    # Pillow knows no transparency of these modes
+    # Pillow does not support transparency in the modes I and F.
     if image.has_transparency_data and image.mode[0] not in "IF":
         rgba = image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", rgba.size, "white"), rgba)
