@@ -122,9 +122,11 @@ class QuestionAnswering(Task):
 
     def _probabilities(self, encoding: Encoding, start: Array, end: Array) -> tuple[Array, Array]:
         """Return for each token the probability that it is the answer's first, and that it is the
-        answer's last. Tokens outside the context get 0, except [CLS]."""
-        possible = np.array(encoding.sequence_ids) == 1
-        possible |= np.array(encoding.ids) == self.cls_id
+        answer's last. Tokens outside the context get 0, except the [CLS] that the tokenizer adds:
+        a question may contain the text [CLS]."""
+        source = np.array(encoding.sequence_ids)
+        is_cls = np.array(encoding.ids) == self.cls_id
+        possible = (source == 1) | (is_cls & (source != 0))
         size = len(possible)
         logits = np.stack((start[:size], end[:size]))
         starts, ends = softmax(np.where(possible, logits, IMPOSSIBLE)) * possible
