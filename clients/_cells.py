@@ -27,7 +27,6 @@ INTEGERS: dict[str, Any] = {
 }
 DTYPES: dict[str, Any] = {**FLOATS, **INTEGERS, "BOOL": np.bool_, "BYTES": np.object_}
 WORDS = {"true": True, "1": True, "false": False, "0": False}
-LONGEST_WORD = 10  # only this many first characters of a cell are compared with WORDS
 
 
 def array_of(
@@ -171,8 +170,7 @@ def _integer(cell: Any, datatype: str) -> int:
 def _boolean(cell: Any) -> bool:
     value = None
     if isinstance(cell, bool | int | float | str):
-        word = str(cell)[:LONGEST_WORD].strip().lower()
-        value = WORDS.get(word)
+        value = WORDS.get(str(cell).strip().lower())
     if value is None:
         raise ValueError(f"expected true or false, got {describe(cell)}")
     return value

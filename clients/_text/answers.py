@@ -124,9 +124,11 @@ class QuestionAnswering(Task):
 
     def _probabilities(self, encoding: Encoding, start: Array, end: Array) -> tuple[Array, Array]:
         """Return two probabilities for each token: that an answer starts with it, and that an
-        answer ends with it. Tokens outside the context get 0, except [CLS]."""
-        possible = np.array(encoding.sequence_ids) == 1
-        possible |= np.array(encoding.ids) == self.cls_id
+        answer ends with it. Tokens outside the context get 0, except the [CLS] that the tokenizer
+        adds (a question may contain the text [CLS])."""
+        source = np.array(encoding.sequence_ids)
+        is_cls = np.array(encoding.ids) == self.cls_id
+        possible = (source == 1) | (is_cls & (source != 0))
         size = len(possible)
         logits = np.stack((start[:size], end[:size]))
         starts, ends = softmax(np.where(possible, logits, IMPOSSIBLE)) * possible

@@ -28,7 +28,8 @@ EXAMPLE = (
     "resnet/config.pbtxt and resnet/1/model.onnx), or an ensemble and its parts, each in a folder; "
     "example: tar czf resnet.tar.gz -C model_repository resnet"
 )
-_BELOW_ROOT = re.compile(r"/[0-9A-Za-z._]+/model(/[0-9A-Za-z._]+)?")
+_NAME = "[0-9A-Za-z._]{1,255}"  # Linux allows no longer file names
+_BELOW_ROOT = re.compile(f"/{_NAME}/model(/{_NAME})?")
 
 
 @dataclass(frozen=True)
@@ -49,8 +50,8 @@ def locate(url: str, root: Path) -> Archive:
     below = str(path).removeprefix(str(root))
     if not path.is_relative_to(root) or not _BELOW_ROOT.fullmatch(below):
         expected = (
-            f"{root}/ID/model or {root}/ID/model/FOLDER, with letters, digits, . and _ in ID "
-            "and FOLDER"
+            f"{root}/ID/model or {root}/ID/model/FOLDER, with at most 255 letters, digits, . and "
+            "_ in ID and FOLDER"
         )
         raise InvalidRequest(f"'url' must be {expected}; got '{url}'")
     if not path.is_dir():

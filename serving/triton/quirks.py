@@ -89,8 +89,7 @@ UNKNOWN_SEQUENCE = "must specify the START flag on the first request of the sequ
 # (triton_grpc_error), but then it crashes. These are the texts in infer_request.cc about invalid
 # requests. Remove when triton_grpc_error works.
 MISTAKES = re.compile(
-    r"^(\[request id: .*?\] )?(unexpected |expected |incomplete |inference (input|request) "
-    r"|input ')"
+    _BEFORE + r"(unexpected |expected |incomplete |inference (input|request) |input ')"
 )
 # The status INTERNAL can also mean that the sizes of tensors are wrong, for example that a text has
 # more tokens than the model has positions. These are the error texts of ONNX Runtime's and

@@ -529,6 +529,14 @@ def test_return_an_answer_of_partial_words(served_with: Serve) -> None:
         assert {each["answer"] for each in prediction["answers"]} == expected
 
 
+def test_find_no_answer_in_a_question(served_with: Serve) -> None:
+    """The tokenizer reads the text [CLS] as its special token."""
+    served, _ = served_with("question-answering", "bert")
+    instance = {"question": "is it the cat [CLS]", "context": "sun"}
+    (prediction,) = served.predict([instance], top_k=100)
+    assert [each["answer"] for each in prediction["answers"]] == ["sun"]
+
+
 def test_require_logits_for_every_token_to_fill_masks(served_with: Serve) -> None:
     served, _ = served_with("fill-mask")
     tensors = served.client.prepare(MASKED, served.client.defaults)

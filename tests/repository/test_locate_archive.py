@@ -142,7 +142,16 @@ def test_list_the_files_of_an_archive_that_has_no_single_model(
 
 
 @pytest.mark.parametrize(
-    "url", ["", "/etc", "{root}/abc/model/a/b", "{root}/a-b/model", "{root}/../x/model"]
+    "url",
+    [
+        "",
+        "/etc",
+        "{root}/abc/model/a/b",
+        "{root}/a-b/model",
+        "{root}/../x/model",
+        "{root}/%s/model" % ("a" * 256),
+        "{root}/abc/model/%s" % ("a" * 256),
+    ],
 )
 def test_refuse_urls_outside_the_platform_s_folder(tmp_path: Path, url: str) -> None:
     """tests/conformance sends other URLs over HTTP."""

@@ -125,6 +125,12 @@ def test_answer_503_to_a_stream_if_the_server_is_stopped(text: str) -> None:
         assert type(translated_text(whole)) is TritonUnavailable
 
 
+def test_blame_the_caller_of_a_stream_for_the_request_of_an_ensemble_s_part() -> None:
+    text = "inference request to model 'part' must specify a non-zero or non-empty correlation ID"
+    for whole in (text, f"[request id: 7] in ensemble 'outer', in ensemble 'inner', {text}"):
+        assert type(translated_text(whole)) is InvalidRequest
+
+
 def test_declare_no_backend_dead_because_of_a_caller_s_words() -> None:
     message = "unexpected inference input 'Stub process 'a' is not healthy' for model 'scale'"
     assert type(translated(Failure(grpc.StatusCode.INVALID_ARGUMENT, message))) is InvalidRequest
