@@ -141,7 +141,7 @@ def _number(cell: Any) -> float:
         return math.nan
     is_text = isinstance(cell, str)
     if is_text:
-        word = cell[:LONGEST_WORD].strip().lower()
+        word = cell.strip().lower()
         if word in ("true", "false"):
             return float(WORDS[word])
     if isinstance(cell, bool | int | float) or (is_text and is_number(cell)):

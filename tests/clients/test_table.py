@@ -80,6 +80,8 @@ def test_split_a_row_over_inputs_of_several_columns() -> None:
         ("INT64", 1.5),
         ("INT64", "9" * 5000),
         ("BOOL", "maybe"),
+        ("BOOL", "true      or not"),
+        ("FP32", "true      or not"),
         ("BOOL", orjson.loads(b"[" * 1015 + b"]" * 1015)),
         ("BYTES", 3),
     ],
