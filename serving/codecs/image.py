@@ -86,6 +86,8 @@ class Header:
         limits."""
         self.data = data
         self.side = limits.side
+        # simplejpeg's options; it ignores a minimum of 0
+        self.smaller = {"min_height": self.side, "min_width": self.side, "min_factor": SMALLER}
         try:
             file = _File(data)
             self.image = Image.open(file, formats=FORMATS)
@@ -171,7 +173,7 @@ class Header:
         if image.format in JPEG and image.mode in ("RGB", "L"):
             with suppress(Exception):
                 if image.getexif().get(ExifTags.Base.Orientation, 1) == 1:
-                    decoded: Pixels = simplejpeg.decode_jpeg(self.data)
+                    decoded: Pixels = simplejpeg.decode_jpeg(self.data, **self.smaller)
                     return decoded
         return np.asarray(self.rgb())
 
@@ -182,14 +184,13 @@ class Header:
         many of which Pillow tolerates."""
         image = self.image
         if self.side and image.format in JPEG and image.mode in ("RGB", "L"):
-            smaller = {"min_height": self.side, "min_width": self.side, "min_factor": SMALLER}
             with suppress(Exception):
-                height, width, *_ = simplejpeg.decode_jpeg_header(self.data, **smaller)
+                height, width, *_ = simplejpeg.decode_jpeg_header(self.data, **self.smaller)
                 # do not exceed the size from which `memory` was computed
                 if width < image.width and height < image.height:
                     pixels = np.empty((height, width, 3), np.uint8)
                     decoded = Image.fromarray(
-                        simplejpeg.decode_jpeg(self.data, buffer=pixels, **smaller)
+                        simplejpeg.decode_jpeg(self.data, buffer=pixels, **self.smaller)
                     )
                     decoded.info = image.info  # it contains the orientation
                     return decoded

@@ -175,8 +175,10 @@ def test_decode_a_large_jpeg_at_a_reduced_size(
     size: tuple[int, int], side: int, decoded: tuple[int, int]
 ) -> None:
     data = encoded(Image.new("RGB", size, RED), "JPEG")
-    assert IMAGE.from_bytes(data, Limits(side=side)).size == decoded
-    assert IMAGE.from_bytes(encoded(Image.new("RGB", size), "PNG"), Limits(side=side)).size == size
+    limits = Limits(side=side)
+    assert IMAGE.from_bytes(data, limits).size == decoded
+    assert PIXELS.from_bytes(data, limits).shape == (*decoded[::-1], 3)
+    assert IMAGE.from_bytes(encoded(Image.new("RGB", size), "PNG"), limits).size == size
 
 
 @pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])
