@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from clients._image_settings import EXAMPLE, SETTINGS, frame_of
+from clients._image_settings import EXAMPLE, SETTINGS, frame_of, keeps_ratio
 from clients._resize import RULES
 from clients.base import Array, Floats, Model, ModelClient, Parameter, Tensors, TensorSpec, Values
 from serving.codecs import IMAGE
@@ -24,8 +24,6 @@ class ImageClient(ModelClient):
 
     codec = IMAGE
     example = EXAMPLE
-    # whether predictions refer to pixels of the original image, which is then decoded at full size
-    answers_in_pixels = False
     settings: tuple[Parameter, ...] = SETTINGS
 
     def __init__(self, model: Model) -> None:
@@ -34,8 +32,10 @@ class ImageClient(ModelClient):
         options = self.options
         self.input = model.inputs[0]
         self.frame = frame_of(self.input, options, model.max_batch_size)
-        if not (options["exact"] or self.answers_in_pixels):
-            self.side = int(AMPLE * max(self.frame.resized))
+        if not options["exact"]:
+            shorter = self.frame.resized[0]
+            side = shorter if keeps_ratio(options) else max(self.frame.resized)
+            self.side = int(AMPLE * side)
         self.resize = RULES[options["resize"]]
 
     def prepare(self, instances: Sequence[Image.Image], parameters: Values) -> Tensors:

@@ -4,6 +4,7 @@ from PIL import Image
 
 from clients._image_settings import KEEP_RATIO, Frame, Size
 from clients.base import Values
+from serving.codecs import size_as_sent
 from serving.errors import DecodingError
 
 # A resized side may be at most this many times as long as its target. Otherwise, resizing a long,
@@ -71,10 +72,11 @@ def keep_ratio(image: Image.Image, frame: Frame, options: Values) -> Image.Image
     have no pixels."""
     shorter, longer = frame.resized
     divisor = options["size_divisor"]
-    height, width = kept_ratio(image.height, image.width, shorter, longer, divisor)
+    sent_width, sent_height = size_as_sent(image)
+    height, width = kept_ratio(sent_height, sent_width, shorter, longer, divisor)
     if min(height, width) < 1:
         raise DecodingError(
-            f"the image of {image.width}×{image.height} pixels is too narrow: with its "
+            f"the image of {sent_width}×{sent_height} pixels is too narrow: with its "
             f"longer side at {longer} the shorter one would be less than {divisor}; cut it "
             "to pieces"
         )

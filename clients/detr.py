@@ -13,6 +13,7 @@ from clients._image import ImageClient
 from clients._image_settings import WHOLE, check_whole
 from clients._labels import LABELS, labels_mismatch, labels_of
 from clients.base import Floats, Model, Parameter, Tensors, Values, sigmoid, softmax
+from serving.codecs import size_as_sent
 from serving.errors import InferenceFailed, InvalidRequest
 
 # the names that transformers gives the outputs
@@ -30,7 +31,6 @@ class Client(ImageClient):
     """
 
     task = "object-detection"
-    answers_in_pixels = True
     settings = (
         *WHOLE,
         Parameter(
@@ -85,7 +85,7 @@ class Client(ImageClient):
         if mismatch := self._mismatch(logits.shape[-1]):
             raise InferenceFailed(mismatch)
         return [
-            self._detect(scores, corners, image.size, parameters)
+            self._detect(scores, corners, size_as_sent(image), parameters)
             for scores, corners, image in zip(logits, boxes, instances, strict=True)
         ]
 

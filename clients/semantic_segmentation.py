@@ -17,7 +17,7 @@ from clients._image_settings import WHOLE, check_whole
 from clients._labels import LABELS, label_of, labels_mismatch, labels_of
 from clients._masks import map_size
 from clients.base import Floats, Model, Parameter, Tensors, Values
-from serving.codecs import decode_base64
+from serving.codecs import decode_base64, size_as_sent
 from serving.errors import InferenceFailed, InvalidRequest
 
 MOST_CLASSES = 256  # number of values that a pixel of a grey PNG may have
@@ -32,7 +32,6 @@ class Client(ImageClient):
     The client uses the model's first output, [classes, height, width], and enlarges it bilinearly.
     """
 
-    answers_in_pixels = True
     settings = (*WHOLE, LABELS)
     parameters = (Parameter("map", "png", "how the map is returned", choices=("png", "none")),)
 
@@ -78,7 +77,7 @@ class Client(ImageClient):
         if mismatch := self._mismatch(scores.shape[1]):
             raise InferenceFailed(mismatch)
         return [
-            self._prediction(score, image.size, parameters["map"] == "png")
+            self._prediction(score, size_as_sent(image), parameters["map"] == "png")
             for score, image in zip(scores, instances, strict=True)
         ]
 

@@ -132,14 +132,17 @@ class Decoder:
             raise copy(opened.mistake)
         return instances
 
-    def open(self, client: ModelClient, index: int, items: Sequence[Item]) -> Opened:
+    def open(
+        self, client: ModelClient, index: int, items: Sequence[Item], *, whole: bool = False
+    ) -> Opened:
         """Open the first of the items: as many as can be decoded in the memory that the largest
         allowed image takes, but at least one. The limit is necessary because a small body can
-        contain many large images. `index` is the position of the first item in the request."""
+        contain many large images. `index` is the position of the first item in the request. If
+        `whole` is true, JPEGs are not reduced."""
         values: list[Any] = []
         memory = 0
         most = most_memory(self.limits.max_image_pixels)
-        limits = replace(self.limits, side=client.side)
+        limits = self.limits if whole else replace(self.limits, side=client.side)
         for at, item in enumerate(items):
             try:
                 value = item.open(client, limits)

@@ -189,7 +189,10 @@ class InstancesJob(Job):
         most = 1 if self.sequence else self.client.model.max_batch_size or 1
         most = min(most, self._most_rows())
         with collected() as raw, self.request.timings.stage("decode"):
-            opened = self.request.decoder.open(self.client, first, self.items[first : first + most])
+            # a picture to draw on is returned in its full size
+            opened = self.request.decoder.open(
+                self.client, first, self.items[first : first + most], whole=bool(self.picture)
+            )
         memory = opened.memory
         tensors_of_images = len(opened.values) * self._row_bytes() if memory else 0
         reserved = Reservation()

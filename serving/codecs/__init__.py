@@ -15,7 +15,7 @@ from serving.codecs.base import (
     read_cells,
 )
 from serving.codecs.formats import encode_image
-from serving.codecs.image import EncodedImageCodec, ImageCodec, PixelsCodec
+from serving.codecs.image import EncodedImageCodec, ImageCodec, PixelsCodec, size_as_sent
 
 __all__ = [
     "ENCODED_IMAGE",
@@ -32,6 +32,7 @@ __all__ = [
     "describe",
     "encode_image",
     "read_cells",
+    "size_as_sent",
 ]
 
 IMAGE = ImageCodec()

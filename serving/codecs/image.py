@@ -42,6 +42,8 @@ BYTES_PER_READ = 32
 # A JPEG is decoded at a reduced size only if its sides shrink by at least this factor, because
 # libjpeg takes longer to decode at 7/8 of the size (a factor of 1.14) than at full size.
 SMALLER = 1.3
+SENT = "size as sent"  # the key in an image's `info`; `rgb` replaces what a file has there
+TRANSPOSED = (5, 6, 7, 8)  # the EXIF orientations that swap width and height
 
 Image.MAX_IMAGE_PIXELS = None  # Header limits pixels and memory instead
 PngImagePlugin.MAX_TEXT_MEMORY = 4 * 2**20  # bytes of decompressed text; Pillow allows 64 MB
@@ -84,6 +86,8 @@ class Header:
         limits."""
         self.data = data
         self.side = limits.side
+        # simplejpeg's options; it ignores a minimum of 0
+        self.smaller = {"min_height": self.side, "min_width": self.side, "min_factor": SMALLER}
         try:
             file = _File(data)
             self.image = Image.open(file, formats=FORMATS)
@@ -131,6 +135,7 @@ class Header:
             )
         if "exif" in image.info:  # read it now, so that an error is reported before decoding
             image.getexif().get(ExifTags.Base.Orientation)
+        self.sent = image.size
         # make Pillow decode a JPEG at a half, a quarter or an eighth of its size if that is enough
         if self.side:
             image.draft(image.mode, (self.side, self.side))
@@ -146,10 +151,12 @@ class Header:
         white. Raise DecodingError."""
         try:
             image = self._decoded()
+            is_transposed = image.getexif().get(ExifTags.Base.Orientation) in TRANSPOSED
             ImageOps.exif_transpose(image, in_place=True)
-            return (
-                image if image.mode == "RGB" and not image.has_transparency_data else to_rgb(image)
-            )
+            if image.mode != "RGB" or image.has_transparency_data:
+                image = to_rgb(image)
+            image.info[SENT] = self.sent[::-1] if is_transposed else self.sent
+            return image
         except DecodingError:
             raise
         except Exception as err:
@@ -166,7 +173,7 @@ class Header:
         if image.format in JPEG and image.mode in ("RGB", "L"):
             with suppress(Exception):
                 if image.getexif().get(ExifTags.Base.Orientation, 1) == 1:
-                    decoded: Pixels = simplejpeg.decode_jpeg(self.data)
+                    decoded: Pixels = simplejpeg.decode_jpeg(self.data, **self.smaller)
                     return decoded
         return np.asarray(self.rgb())
 
@@ -177,14 +184,13 @@ class Header:
         many of which Pillow tolerates."""
         image = self.image
         if self.side and image.format in JPEG and image.mode in ("RGB", "L"):
-            smaller = {"min_height": self.side, "min_width": self.side, "min_factor": SMALLER}
             with suppress(Exception):
-                height, width, *_ = simplejpeg.decode_jpeg_header(self.data, **smaller)
+                height, width, *_ = simplejpeg.decode_jpeg_header(self.data, **self.smaller)
                 # do not exceed the size from which `memory` was computed
                 if width < image.width and height < image.height:
                     pixels = np.empty((height, width, 3), np.uint8)
                     decoded = Image.fromarray(
-                        simplejpeg.decode_jpeg(self.data, buffer=pixels, **smaller)
+                        simplejpeg.decode_jpeg(self.data, buffer=pixels, **self.smaller)
                     )
                     decoded.info = image.info  # it contains the orientation
                     return decoded
@@ -201,6 +207,12 @@ def _count_scans(data: bytes) -> int:
         pairs = np.frombuffer(data, "<u2", count, first)
         scans += int(np.count_nonzero(pairs == PAIR))
     return scans
+
+
+def size_as_sent(image: Image.Image) -> tuple[int, int]:
+    """Return the width and height that a decoded image had before it was reduced."""
+    size: tuple[int, int] = image.info.get(SENT, image.size)
+    return size
 
 
 class ImageCodec(Codec):

@@ -2,6 +2,7 @@
 keep their order."""
 
 import gc
+import io
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
@@ -140,6 +141,22 @@ def test_ask_only_for_outputs_of_the_client(
 ) -> None:
     predict(echo, client_of(4, client), items(6))
     assert echo.asked == [asked, asked]
+
+
+class Painter(Brightness):
+    side = 8
+
+    def draw(self, instance: Any, prediction: Any) -> Image.Image:
+        image: Image.Image = instance
+        return image
+
+
+def test_draw_on_a_large_jpeg_at_its_full_size(echo: Recorder) -> None:
+    jpeg = Item("instances", raw=encoded(Image.new("RGB", (80, 64)), "JPEG"))
+    request = Request("id", accept="image/png")
+    reply = Instances([jpeg]).bind(client_of(1, Painter), request).answer(echo)
+    with Image.open(io.BytesIO(reply.content)) as drawn:
+        assert drawn.size == (80, 64)
 
 
 def test_report_the_index_of_an_invalid_instance(echo: Recorder) -> None:

@@ -121,12 +121,42 @@ def test_answer_alike_with_a_fixed_batch_of_one_or_no_batch(
     np.testing.assert_equal(answer_of(kind, *lead, batch=0), answer_of(kind, batch=8))
 
 
-def test_decode_a_large_jpeg_for_boxes_at_full_size(tmp_path: Path) -> None:
-    client, large = (
-        detector_of(tmp_path, exact="false"),
-        encode_image(Image.new("RGB", (1200, 800)), "image/jpeg"),
-    )
-    assert client.codec.from_bytes(large, Limits(10**7, side=client.side)).size == (1200, 800)
+def read(client: ModelClient, jpeg: bytes) -> Image.Image:
+    """Decode a JPEG as the server does for this client."""
+    image: Image.Image = client.codec.from_bytes(jpeg, Limits(side=client.side))
+    return image
+
+
+@pytest.mark.parametrize("kind", [detr.Client, semantic_segmentation.Client])
+def test_answer_for_a_reduced_jpeg_in_pixels_of_the_jpeg(kind: type[ModelClient]) -> None:
+    arrays = {name: np.array([rows], np.float32) for name, rows in OUTPUTS[kind].items()}
+    shapes: dict[str, Any] = {name: array.shape[1:] for name, array in arrays.items()}
+    model = model_of(NOWHERE, **shapes)
+    jpeg = encode_image(Image.new("RGB", (1200, 801)), "image/jpeg")
+    answers = []
+    for exact, size in (("false", (150, 101)), ("true", (1200, 801))):
+        client = kind(replace(model, parameters={"exact": exact}))
+        image = read(client, jpeg)
+        assert image.size == size
+        answers += client.postprocess(arrays, {}, [image], client.read_parameters({}))
+    assert answers[0] == answers[1]
+    assert answers[0]["image"] == {"width": 1200, "height": 801}
+
+
+@pytest.mark.parametrize("divisor", ["1", "16"])
+def test_resize_a_reduced_jpeg_to_the_same_size(divisor: str) -> None:
+    """At 1/8 the image has 101×201 pixels, which alone would become 40×79 or 32×64."""
+    model = model_of(NOWHERE, batch=1, logits=(2, 3), pred_boxes=(2, 4))
+    model = replace(model, inputs=(TensorSpec("input", "UINT8", (3, -1, -1)),))
+    settings = {"resize": "keep_ratio", "resize_to": "40,120", "size_divisor": divisor}
+    jpeg = encode_image(Image.radial_gradient("L").resize((801, 1604)), "image/jpeg")
+    inputs = []
+    for exact, size in (("false", (101, 201)), ("true", (801, 1604))):
+        client = detr.Client(replace(model, parameters=settings | {"exact": exact}))
+        image = read(client, jpeg)
+        assert image.size == size
+        inputs.append(client.prepare([image], {})["input"].astype(float))
+    np.testing.assert_allclose(inputs[0], inputs[1], atol=8)
 
 
 def test_clip_boxes_at_the_image_and_draw_them(tmp_path: Path) -> None:

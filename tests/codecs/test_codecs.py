@@ -6,10 +6,20 @@ from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, PngImagePlugin
 
 from clients._text.task import Fields
-from serving.codecs import ENCODED_IMAGE, IMAGE, JSON, PIXELS, TEXT, Limits, decode_base64
+from serving.codecs import (
+    ENCODED_IMAGE,
+    IMAGE,
+    JSON,
+    PIXELS,
+    TEXT,
+    Limits,
+    decode_base64,
+    size_as_sent,
+)
+from serving.codecs.image import SENT
 from serving.errors import DecodingError
 from tests.support.harness import encoded, png_that_claims
 from tests.support.hostile_images import turned
@@ -52,7 +62,7 @@ def test_convert_an_image_of_any_mode_and_format_to_rgb(
 ) -> None:
     image = Image.new(mode, (16, 12), value)
     decoded = IMAGE.from_bytes(encoded(image, format, quality=95), LIMITS)
-    assert (decoded.mode, decoded.size) == ("RGB", image.size)
+    assert (decoded.mode, decoded.size, size_as_sent(decoded)) == ("RGB", image.size, image.size)
     assert corner(decoded) == pytest.approx(colour, abs=6 if format == "JPEG" else 1)
 
 
@@ -64,8 +74,9 @@ def test_lay_a_palette_s_transparent_colour_on_white() -> None:
         )
 
 
+@pytest.mark.parametrize("format", ["PNG", "TIFF"])
 @pytest.mark.parametrize("orientation", range(1, 9))
-def test_apply_the_exif_orientation(orientation: int) -> None:
+def test_apply_the_exif_orientation(orientation: int, format: str) -> None:
     """Displayed correctly, the picture has a red top left corner and is 3 pixels wide and 2
     high."""
     seen = Image.new("RGB", (30, 20), WHITE)
@@ -73,8 +84,8 @@ def test_apply_the_exif_orientation(orientation: int) -> None:
     # the value of Pillow's Transpose that reverses each orientation
     inverse = {2: 0, 3: 3, 4: 1, 5: 5, 6: 2, 7: 6, 8: 4}
     stored = seen if orientation == 1 else seen.transpose(Image.Transpose(inverse[orientation]))
-    image = IMAGE.from_bytes(encoded(stored, exif=turned(orientation)), LIMITS)
-    assert image.size == (30, 20)
+    image = IMAGE.from_bytes(encoded(stored, format, exif=turned(orientation)), LIMITS)
+    assert image.size == size_as_sent(image) == (30, 20)
     assert corner(image) == RED
 
 
@@ -164,8 +175,10 @@ def test_decode_a_large_jpeg_at_a_reduced_size(
     size: tuple[int, int], side: int, decoded: tuple[int, int]
 ) -> None:
     data = encoded(Image.new("RGB", size, RED), "JPEG")
-    assert IMAGE.from_bytes(data, Limits(side=side)).size == decoded
-    assert IMAGE.from_bytes(encoded(Image.new("RGB", size), "PNG"), Limits(side=side)).size == size
+    limits = Limits(side=side)
+    assert IMAGE.from_bytes(data, limits).size == decoded
+    assert PIXELS.from_bytes(data, limits).shape == (*decoded[::-1], 3)
+    assert IMAGE.from_bytes(encoded(Image.new("RGB", size), "PNG"), limits).size == size
 
 
 @pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])
@@ -197,7 +210,24 @@ def test_decode_the_same_pixels_into_an_array(mode: str, options: dict[str, Any]
 )
 def test_apply_the_orientation_at_a_reduced_size_too(side: int, decoded: tuple[int, int]) -> None:
     data = encoded(Image.new("RGB", (1600, 800), RED), "JPEG", exif=turned())
-    assert IMAGE.from_bytes(data, Limits(side=side)).size == decoded
+    image = IMAGE.from_bytes(data, Limits(side=side))
+    assert (image.size, size_as_sent(image)) == (decoded, (800, 1600))
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_keep_the_size_as_sent_of_a_reduced_jpeg(orientation: int) -> None:
+    """Reduced, the image is a square."""
+    data = encoded(Image.new("L", (801, 808)), "JPEG", exif=turned(orientation))
+    image = IMAGE.from_bytes(data, Limits(side=100))
+    sent = (801, 808) if orientation < 5 else (808, 801)
+    assert (image.size, size_as_sent(image)) == ((101, 101), sent)
+
+
+def test_read_no_size_as_sent_from_a_file() -> None:
+    texts = PngImagePlugin.PngInfo()
+    texts.add_text(SENT, "a text")
+    image = IMAGE.from_bytes(encoded(Image.new("RGB", (3, 2)), "PNG", pnginfo=texts), LIMITS)
+    assert size_as_sent(image) == (3, 2)
 
 
 def test_count_the_characters_of_an_instance_of_several_texts() -> None:
