@@ -135,9 +135,7 @@ def _with_categories(column: Column, categories: Array, closed: bool, is_filled:
 
 def names_of(estimator: Any) -> list[str]:
     """Return a name for each column: "" if the columns have no names."""
-    while hasattr(estimator, "steps"):
-        active = [step for _, step in estimator.steps if step not in IDLE]
-        estimator = unwrapped(active[0])
+    estimator = next(active_steps(estimator), estimator)
     booster = booster_of(estimator)
     if type(booster).__module__.startswith("xgboost"):
         return list(booster.feature_names or [""] * booster.num_features())
@@ -152,6 +150,17 @@ def names_of(estimator: Any) -> list[str]:
             f"a {type(estimator).__name__} that is not trained, or not on rows, cannot be served"
         )
     return [str(name) for name in getattr(estimator, "feature_names_in_", [""] * count)]
+
+
+def active_steps(model: Any) -> Iterator[Any]:
+    """Yield the steps of a pipeline, and of the pipelines in it, that do something. A model that is
+    not a pipeline is one step."""
+    model = unwrapped(model)
+    if hasattr(model, "steps"):
+        for _, step in model.steps:
+            yield from active_steps(step)
+    elif model not in IDLE and getattr(model, "func", model) is not None:
+        yield model
 
 
 def unwrapped(step: Any) -> Any:

@@ -629,8 +629,21 @@ def test_build_columns_named_like_outputs_and_nodes(
 
 def test_build_a_pipeline_that_begins_with_a_step_that_does_nothing(tmp_path: Path) -> None:
     inner = Pipeline([("none", None), ("trees", TREES)])
-    model = Pipeline([("idle", "passthrough"), ("inner", inner)]).fit(NUMBERS, KIND)
+    idle = Pipeline([("idle", "passthrough")])
+    model = Pipeline([("idle", idle), ("inner", inner)]).fit(NUMBERS, KIND)
     assert_answers(tmp_path, model, NUMBERS)
+
+
+def test_build_the_steps_of_a_pipeline_that_ends_with_one_that_does_nothing(tmp_path: Path) -> None:
+    model = Pipeline([("scaler", StandardScaler()), ("idle", "passthrough")]).fit(NUMBERS)
+    np.testing.assert_allclose(predicted(built(tmp_path, model), NUMBERS), model.transform(NUMBERS))
+
+
+@pytest.mark.parametrize("idle", ["passthrough", None, FunctionTransformer()])
+def test_refuse_a_pipeline_of_which_no_step_does_anything(idle: Any, tmp_path: Path) -> None:
+    inner = Pipeline([("idle", idle)])
+    with pytest.raises(UsageError, match="all steps of the pipeline do nothing"):
+        built(tmp_path, Pipeline([("inner", inner), ("idle", idle)]).fit(NUMBERS))
 
 
 LARGE = {"id": [10**16, 2 * 10**16, 3 * 10**16] * 30, "v": [0.5, 1.5] * 45}
