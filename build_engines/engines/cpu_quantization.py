@@ -34,6 +34,7 @@ from onnxruntime.quantization.shape_inference import quant_pre_process
 from build_engines.errors import BuildError, UsageError
 from build_engines.families.find_family import by_client
 from build_engines.model_spec import ModelSpec
+from build_engines.onnx_reader import external_files
 from build_engines.request import Request
 from build_engines.runners import OnnxFile, row_of
 from build_engines.stored_model import client_of
@@ -61,6 +62,7 @@ def quantize(
     """Quantize 1/model.onnx in place, for ONNX Runtime or OpenVINO. Raise BuildError if the model
     cannot be quantized."""
     file = folder / "1" / "model.onnx"
+    _join(file)
     with tempfile.TemporaryDirectory() as scratch, _quiet():
         prepared, target = Path(scratch) / "prepared.onnx", Path(scratch) / "int8.onnx"
         quant_pre_process(str(file), str(prepared), skip_symbolic_shape=True)
@@ -79,6 +81,16 @@ def quantize(
         shutil.copyfile(target, file)
     _tidy(file)
     OnnxFile(file)  # raises BuildError if the file cannot be loaded
+
+
+def _join(path: Path) -> None:
+    """Move weights that are in other files into the ONNX file, because the quantizer does not find
+    them."""
+    files = external_files(onnx.load(path, load_external_data=False), path.parent)
+    if files:
+        onnx.save(onnx.load(path), path)
+    for file in files:
+        file.unlink()
 
 
 def _static(

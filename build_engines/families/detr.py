@@ -68,6 +68,7 @@ FAMILY = Family(
     writers=WRITERS,
     head=HEAD,
     example="efficientnet",
+    logits=lambda _: (LOGITS,),
     samples=IMAGES,
     measure=lambda _: DETECTIONS,
 )

@@ -6,14 +6,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 from numpy.typing import NDArray
 
-from build_engines.errors import UsageError
+from build_engines import onnx_reader
+from build_engines.errors import BuildError, UsageError
 from build_engines.families.onnx_tensors import with_tensors
 from build_engines.measures import Measure, Samples
 from build_engines.model_spec import ModelSpec
 from build_engines.request import Request
-from build_engines.weights import OWN, Weights
+from build_engines.weights import ONNX_FILE, OWN, Weights
 from clients.base import ModelClient
 
 Arrays = Sequence[NDArray[Any]]
@@ -94,6 +96,8 @@ class Family:
     example: str = ""
     # whether the model gives one score for each class
     classifies: bool = False
+    # returns the outputs that the client reads as logits, and no setting makes it read scores
+    logits: Callable[[ModelSpec], Sequence[str]] = lambda _: ()
     # whether the client expects boxes in pixels of the input
     boxes_in_pixels: bool = False
     # the samples on which an engine is compared with fp32; None: random tensors
@@ -119,7 +123,7 @@ class Family:
         """Write the fp32 model and its other files into the folder. Return the ModelSpec of the
         writer, completed with the client, the settings of the request and, if the writer lists no
         tensors, those of the ONNX file. Raise UsageError if the family cannot build this kind of
-        weights."""
+        weights, and BuildError for an ONNX file with scores where the client reads logits."""
         writer = self.writers.get(weights.kind)
         if weights.kind == OWN:
             writer = self.own_weights.get(request.model)
@@ -134,7 +138,19 @@ class Family:
         if not spec.inputs:
             spec = with_tensors(request, folder, spec)
         client = request.named_client or self.client
-        return replace(spec, client=client, settings={**spec.settings, **request.settings})
+        spec = replace(spec, client=client, settings={**spec.settings, **request.settings})
+        if weights.kind == ONNX_FILE:
+            self._check_logits(weights.graph, spec)
+        return spec
+
+    def _check_logits(self, graph: onnx.ModelProto, spec: ModelSpec) -> None:
+        for name in self.logits(spec):
+            if onnx_reader.makes_scores(graph, name):
+                raise BuildError(
+                    f"the file's output '{name}' comes from a softmax or a sigmoid, but the client "
+                    f"{spec.client} itself computes scores, from logits: export the network "
+                    "without this last operator"
+                )
 
 
 Writer = Callable[[Family, Weights, Request, Path], ModelSpec]

@@ -1,6 +1,7 @@
 """Builds text encoders, such as BERT, for embeddings and for the tasks of the transformers
 library's pipelines."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,10 +27,18 @@ from build_engines.model_spec import ModelSpec
 from build_engines.packages import file_of
 from build_engines.request import Request
 from build_engines.weights import CHECKPOINT, ONNX_FILE, TORCHSCRIPT_FILE, Weights
+from clients._text.answers import TWO_OUTPUTS
 from serving.repository.model_config import RAGGED
 
 BATCH_SIZE = 32
 LABELS = "labels.txt"
+# tasks that compute scores from logits, and have no setting `activation`
+FROM_LOGITS = (
+    "fill-mask",
+    "question-answering",
+    "token-classification",
+    "zero-shot-classification",
+)
 NOTE = (
     "NVIDIA's backends merge only texts of one length, so lengths are rounded up for them; this "
     "project's merge texts of any length (ragged_batches)."
@@ -99,6 +108,13 @@ def write_tokenizer(request: Request, folder: Path) -> dict[str, str]:
     return {"task": request.task} if request.task else {}
 
 
+def logits_of(spec: ModelSpec) -> Sequence[str]:
+    """Return the outputs that the client reads as logits."""
+    if spec.settings.get("task") not in FROM_LOGITS:
+        return ()
+    return (spec.outputs[0].name, *TWO_OUTPUTS)
+
+
 FAMILY = Family(
     client="text",
     writers={
@@ -109,6 +125,7 @@ FAMILY = Family(
     own_weights={"bert": write_minilm},
     recognizes=lambda weights: not weights.is_image and is_text(weights),
     write_files=write_tokenizer,
+    logits=logits_of,
     samples=SENTENCES,
     measure=lambda client: OF_TASKS[str(client.options["task"])],
     any_cpu_engine=True,

@@ -40,7 +40,7 @@ class Column:
     datatype: str = "FP64"
     values: tuple[Any, ...] = ()  # the categories that the model knows; () for numbers
     closed: bool = False  # whether an encoder rejects all other values
-    filled: bool = False  # whether an imputer comes before the encoder
+    filled: bool = False  # whether the encoder knows the value that an imputer before it fills in
     missing: Any = np.nan  # the value that means a missing cell to the model
     # the NumPy type of categories that are integers; a column must have the same one, because
     # libraries compare integers of two different 64-bit types in FP64
@@ -68,41 +68,44 @@ def columns_of(estimator: Any) -> list[Column]:
     """Return the model's columns, with their names in training and with what the steps that read
     them know about them."""
     columns = [Column(name) for name in names_of(estimator)]
-    for step, indices, is_filled in _readers(estimator, range(len(columns))):
+    for step, indices, fills in _readers(estimator, range(len(columns))):
         for index, points in zip(indices, _learned(step, len(indices)), strict=True):
             columns[index] = columns[index].with_points(points)
         for index in indices if _fills(step) else ():
             columns[index] = replace(columns[index], missing=step.missing_values)
-        for index, categories in zip(indices, getattr(step, "categories_", ()), strict=False):
-            closed = getattr(step, "handle_unknown", "") == "error"
+        closed = getattr(step, "handle_unknown", "") == "error"
+        pairs = zip(indices, getattr(step, "categories_", ()), strict=False)
+        for place, (index, categories) in enumerate(pairs):
+            is_filled = place < len(fills) and fills[place] in categories.tolist()
             columns[index] = _with_categories(columns[index], categories, closed, is_filled)
     return columns
 
 
 def _readers(
-    step: Any, indices: Sequence[int], is_filled: bool = False
-) -> Iterator[tuple[Any, Sequence[int], bool]]:
+    step: Any, indices: Sequence[int], fills: Sequence[Any] = ()
+) -> Iterator[tuple[Any, Sequence[int], Sequence[Any]]]:
     """Yield each step that reads columns of the model's input, unchanged except that an imputer may
-    have filled missing cells. With each step, yield the indices of its columns, and whether there
-    is such an imputer."""
+    have filled missing cells. With each step, yield the indices of its columns, and the values that
+    this imputer fills into them, or () without an imputer."""
     step = unwrapped(step)
     if hasattr(step, "steps"):
         for _, each in step.steps:
-            yield from _readers(each, indices, is_filled)
-            is_filled = is_filled or _fills(each)
+            yield from _readers(each, indices, fills)
+            if _fills(each) and not fills:
+                fills = each.statistics_.tolist()
             if each not in IDLE and not hasattr(each, "statistics_"):
                 break
     elif hasattr(step, "transformers_"):
         for name, each, _ in step.transformers_:
             chosen = [indices[place] for place in step._transformer_to_input_indices[name]]
-            yield from _readers(each, chosen, is_filled)
+            yield from _readers(each, chosen, fills)
     elif hasattr(step, "transformer_list"):
         for _, each in step.transformer_list:
-            yield from _readers(each, indices, is_filled)
+            yield from _readers(each, indices, fills)
     elif getattr(step, "_preprocessor", None) is not None:
-        yield from _readers(step._preprocessor, indices, is_filled)
+        yield from _readers(step._preprocessor, indices, fills)
     else:
-        yield step, indices, is_filled
+        yield step, indices, fills
 
 
 def _fills(step: Any) -> bool:
@@ -135,9 +138,7 @@ def _with_categories(column: Column, categories: Array, closed: bool, is_filled:
 
 def names_of(estimator: Any) -> list[str]:
     """Return a name for each column: "" if the columns have no names."""
-    while hasattr(estimator, "steps"):
-        active = [step for _, step in estimator.steps if step not in IDLE]
-        estimator = unwrapped(active[0])
+    estimator = next(active_steps(estimator), estimator)
     booster = booster_of(estimator)
     if type(booster).__module__.startswith("xgboost"):
         return list(booster.feature_names or [""] * booster.num_features())
@@ -152,6 +153,17 @@ def names_of(estimator: Any) -> list[str]:
             f"a {type(estimator).__name__} that is not trained, or not on rows, cannot be served"
         )
     return [str(name) for name in getattr(estimator, "feature_names_in_", [""] * count)]
+
+
+def active_steps(model: Any) -> Iterator[Any]:
+    """Yield the steps of a pipeline, and of the pipelines in it, that do something. A model that is
+    not a pipeline is one step."""
+    model = unwrapped(model)
+    if hasattr(model, "steps"):
+        for _, step in model.steps:
+            yield from active_steps(step)
+    elif model not in IDLE and getattr(model, "func", model) is not None:
+        yield model
 
 
 def unwrapped(step: Any) -> Any:

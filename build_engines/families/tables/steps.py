@@ -318,6 +318,11 @@ def _codes_of_texts(graph: Graph, cell: Cells, categories: Sequence[Any]) -> str
         raise BuildError("a column has the categories missing and '', which are the same in CSV")
     codes = {text: index for index, text in enumerate(texts)}
     if cell.fill is not None:
+        if "" in codes and cell.fill != "":
+            raise BuildError(
+                "a column has a category None or '', which its imputer does not fill, but an "
+                "empty cell of a CSV is filled: train with NaN instead"
+            )
         codes[""] = codes.get(cell.fill, len(texts))
     column = graph.add("Gather", cell.tensor, [cell.index], axis=1)
     found = graph.add(

@@ -14,9 +14,9 @@ from onnx import TensorProto
 from build_engines.errors import BuildError, UsageError
 from build_engines.families.tables.by_skl2onnx import TableGraph, insert
 from build_engines.families.tables.columns import (
-    IDLE,
     Array,
     Column,
+    active_steps,
     columns_of,
     named,
     names_of,
@@ -86,6 +86,10 @@ def convert(estimator: Any, inputs: Sequence[TensorSpec] = ()) -> Converted:
     """
     estimator = unwrapped(estimator)
     _check_kind(estimator)
+    if next(active_steps(estimator), None) is None:
+        raise UsageError(
+            "all steps of the pipeline do nothing, so there is nothing to predict with"
+        )
     _, last = _parts(estimator)
     if hasattr(last, "get_booster"):
         # If training stopped early, XGBoost's scikit-learn interface predicts with the trees up to
@@ -354,11 +358,7 @@ def _library(estimator: Any) -> str:
 def _parts(estimator: Any) -> tuple[list[Any], Any]:
     """Return the steps, without those that do nothing, and the model after them.
     HistGradientBoosting contains a step of its own for categorical columns, which comes last."""
-    steps: list[Any] = []
-    while hasattr(estimator, "steps"):
-        before = [unwrapped(step) for _, step in estimator.steps[:-1]]
-        steps += [step for step in before if step not in IDLE]
-        estimator = unwrapped(estimator.steps[-1][1])
+    *steps, estimator = active_steps(estimator)
     if getattr(estimator, "_preprocessor", None) is not None:
         steps.append(estimator._preprocessor)
         estimator = copy(estimator)

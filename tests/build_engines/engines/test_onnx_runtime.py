@@ -165,6 +165,22 @@ def test_calibrate_a_user_s_classifier_on_the_user_s_images(tmp_path: Path) -> N
     assert results[0].value == 1.0
 
 
+@pytest.mark.parametrize("client", ["resnet", ""], ids=["static", "dynamic"])
+def test_quantize_a_file_with_its_weights_beside_it(client: str, tmp_path: Path) -> None:
+    own = {"precision": "int8", "name": "own", "load": False, "client": client}
+    if client:
+        own |= {"calibration": save_images(tmp_path / "images", [Image.new("RGB", (16, 16))] * 8)}
+    file = save_classifier(tmp_path / "whole.onnx")
+    whole = runner_of(build_own(tmp_path, file, **own))
+    location = {"save_as_external_data": True, "location": "beside.data", "size_threshold": 0}
+    onnx.save(onnx.load(file), tmp_path / "parted.onnx", **location)
+    assert (tmp_path / "beside.data").stat().st_size
+    stored = build_own(tmp_path, tmp_path / "parted.onnx", **own)
+    assert [path.name for path in stored.version.iterdir()] == ["model.onnx"]
+    feed = example_feed(stored.model, 2)
+    np.testing.assert_array_equal(runner_of(stored)(feed)["logits"], whole(feed)["logits"])
+
+
 def test_refuse_int8_that_differs_on_other_samples(tmp_path: Path) -> None:
     """Every fourth image is bright. The others are so dark that bright values are clipped."""
     colors = np.random.default_rng(0).integers(0, 256, (64, 3))

@@ -23,6 +23,7 @@ from tests.build_engines.models import (
     save,
     save_classifier,
     save_constants,
+    save_detector,
     save_ports,
     save_scale,
     session,
@@ -321,6 +322,23 @@ def test_recognize_powers_divided_by_their_sum_as_softmax(tmp_path: Path) -> Non
     file = save_with_ending(tmp_path / "c.onnx", ending)
     assert sum(scores_of(build_own(tmp_path, file, client="resnet")).values()) == pytest.approx(1)
     assert build_own(tmp_path, file, client="resnet").model.parameters["activation"] == "none"
+
+
+@pytest.mark.parametrize("operator", ["Softmax", "Sigmoid"])
+def test_refuse_scores_of_boxes_where_the_client_reads_logits(
+    operator: str, tmp_path: Path
+) -> None:
+    shapes = {"pred_boxes": (5, 4), "logits": (5, 4)}
+    nodes = """flat = Flatten (images)
+        first = Constant <value_ints = [0]> () last = Constant <value_ints = [20]> ()
+        axes = Constant <value_ints = [1]> () cells = Slice (flat, first, last, axes)
+        shape = Constant <value_ints = [-1, 5, 4]> () rows = Reshape (cells, shape)
+        pred_boxes = Sigmoid (rows) logits = {} (rows)"""
+    file = save_detector(tmp_path / "logits.onnx", shapes, nodes.format("Identity"), 64)
+    assert build_own(tmp_path, file, client="detr").client()
+    file = save_detector(tmp_path / "scores.onnx", shapes, nodes.format(operator), 64)
+    with pytest.raises(BuildError, match="'logits' comes from a softmax or a sigmoid"):
+        build_own(tmp_path, file, client="detr")
 
 
 @pytest.mark.parametrize("end", ["Softmax", "Sigmoid"])

@@ -474,6 +474,40 @@ def test_accept_a_missing_cell_that_the_pipeline_fills(tmp_path: Path) -> None:
     assert [each["prediction"] for each in predictions] == wanted.tolist()
 
 
+OBJECTS = FILLED.assign(c=pd.Series(["p", "q", None] * 20, dtype=object))
+CONSTANT = SimpleImputer(strategy="constant", fill_value="z")
+
+
+@pytest.mark.parametrize("encoder", [OneHotEncoder(), OrdinalEncoder()])
+def test_refuse_a_missing_cell_that_is_filled_with_an_unknown_category(
+    encoder: Any, tmp_path: Path
+) -> None:
+    rows = FILLED[FILLED.c != "z"]
+    model = encoded(make_pipeline(CONSTANT, encoder), LogisticRegression()).fit(rows, rows.c)
+    stored = built(tmp_path, model)
+    for cell in (None, ""):
+        with pytest.raises(DecodingError, match="field 'c'"):
+            answered(stored, [[cell, 1.0]])
+
+
+@pytest.mark.parametrize("encoder", [OneHotEncoder(), OrdinalEncoder()])
+def test_accept_null_where_the_model_was_trained_with_none(encoder: Any, tmp_path: Path) -> None:
+    model = encoded(encoder, TREES).fit(OBJECTS, LETTER)
+    (prediction,) = answered(built(tmp_path, model), [[None, 1.0]])
+    assert prediction["prediction"] == model.predict(OBJECTS[2:3].assign(v=1.0))[0] == "z"
+
+
+@pytest.mark.parametrize("cells", [["p", "p", "q", None], ["p", "p", np.nan, ""]])
+@pytest.mark.parametrize("step", [FILLING, make_pipeline(CONSTANT, OrdinalEncoder())])
+def test_refuse_a_category_that_looks_like_a_missing_cell(
+    step: Any, cells: list[Any], tmp_path: Path
+) -> None:
+    rows = FILLED.assign(c=pd.Series(cells * 15, dtype=object))
+    model = encoded(step, LinearRegression()).fit(rows, rows.v)
+    with pytest.raises(BuildError, match=r"category None or ''.*train with NaN instead"):
+        built(tmp_path, model)
+
+
 @pytest.mark.parametrize("encoder", [OneHotEncoder(), OrdinalEncoder()])
 def test_name_a_category_that_the_encoder_refuses(encoder: Any, tmp_path: Path) -> None:
     model = encoded(encoder, RandomForestClassifier(5)).fit(FILLED, LETTER)
@@ -629,8 +663,21 @@ def test_build_columns_named_like_outputs_and_nodes(
 
 def test_build_a_pipeline_that_begins_with_a_step_that_does_nothing(tmp_path: Path) -> None:
     inner = Pipeline([("none", None), ("trees", TREES)])
-    model = Pipeline([("idle", "passthrough"), ("inner", inner)]).fit(NUMBERS, KIND)
+    idle = Pipeline([("idle", "passthrough")])
+    model = Pipeline([("idle", idle), ("inner", inner)]).fit(NUMBERS, KIND)
     assert_answers(tmp_path, model, NUMBERS)
+
+
+def test_build_the_steps_of_a_pipeline_that_ends_with_one_that_does_nothing(tmp_path: Path) -> None:
+    model = Pipeline([("scaler", StandardScaler()), ("idle", "passthrough")]).fit(NUMBERS)
+    np.testing.assert_allclose(predicted(built(tmp_path, model), NUMBERS), model.transform(NUMBERS))
+
+
+@pytest.mark.parametrize("idle", ["passthrough", None, FunctionTransformer()])
+def test_refuse_a_pipeline_of_which_no_step_does_anything(idle: Any, tmp_path: Path) -> None:
+    inner = Pipeline([("idle", idle)])
+    with pytest.raises(UsageError, match="all steps of the pipeline do nothing"):
+        built(tmp_path, Pipeline([("inner", inner), ("idle", idle)]).fit(NUMBERS))
 
 
 LARGE = {"id": [10**16, 2 * 10**16, 3 * 10**16] * 30, "v": [0.5, 1.5] * 45}

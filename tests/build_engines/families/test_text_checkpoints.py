@@ -22,7 +22,7 @@ from build_engines.model_spec import ModelSpec
 from build_engines.request import Request
 from serving.errors import InvalidRequest
 from serving.repository.model_config import read_config
-from tests.build_engines.models import exported
+from tests.build_engines.models import exported, save
 from tests.clients.text_models import (
     FAMILIES,
     FROM_PADDING,
@@ -31,7 +31,9 @@ from tests.clients.text_models import (
     TEXTS,
     Served,
     save_checkpoint,
+    save_tokenizer,
 )
+from tests.support.harness import parsed
 
 pytestmark = pytest.mark.full
 
@@ -382,6 +384,44 @@ def test_keep_the_scores_of_texts_that_the_file_computes(function: str, tmp_path
         ]
         scores = [each["score"] for each in prediction["classes"]]
         assert scores == pytest.approx([each["score"] for each in wanted], abs=1e-4)
+
+
+def save_words(path: Path, outputs: str, ending: str) -> Path:
+    """Write a file whose logits of each token are three multiples of its id, followed by these
+    operators."""
+    graph = parsed(f"""words (int64[batch, tokens] input_ids) => ({outputs}) {{
+        last = Constant <value_ints = [-1]> ()
+        columns = Constant <value_floats = [0.0, 0.5, 1.0]> ()
+        ids = Unsqueeze (input_ids, last)
+        floats = Cast <to = 1> (ids)
+        each = Mul (floats, columns)
+        {ending}
+    }}""").graph
+    return save(graph, path)
+
+
+TAGS = ("token-classification", "float[batch, tokens, 3] logits", "logits = {} (each)")
+SPANS = "float[batch, tokens] start_logits, float[batch, tokens] end_logits"
+ANSWERS = (
+    "question-answering",
+    f"float[batch, tokens, 3] hidden, {SPANS}",
+    """hidden = Identity (each) all = {} (each)
+    start, unused, end = Split <axis = 2> (all)
+    start_logits = Squeeze (start, last) end_logits = Squeeze (end, last)""",
+)
+
+
+@pytest.mark.parametrize(("task", "outputs", "ending"), [TAGS, ANSWERS])
+def test_refuse_scores_of_texts_where_the_client_reads_logits(
+    task: str, outputs: str, ending: str, tmp_path: Path
+) -> None:
+    save_tokenizer(tmp_path / "tokenizer", "pieces")
+    has_scores = save_words(tmp_path / "scores.onnx", outputs, ending.format("Softmax"))
+    message = "'(start_)?logits' comes from a softmax .* export the network without this last"
+    with pytest.raises(BuildError, match=message):
+        build_file(has_scores, tmp_path / "tokenizer", task)
+    has_logits = save_words(tmp_path / "logits.onnx", outputs, ending.format("LeakyRelu"))
+    assert build_file(has_logits, tmp_path / "tokenizer", task)
 
 
 @pytest.mark.parametrize("family", ["MPNet", "XLMRobertaXL", "Xmod", "IBert", "Luke", "Esm"])
