@@ -1,6 +1,6 @@
-"""Compare the speed with a minimal front, the network alone, Triton itself and two other servers.
+"""Compare the speed with a minimal front, the network alone, Triton itself and four other servers.
 
-python -m bench --out docs/benchmarks.md    measures everything (about 40 minutes)
+python -m bench --out page.md               measures everything (about an hour)
 python -m bench --servers ours bare --scenarios text --seconds 2
 python -m bench --before ../other-checkout  compares two versions of this project in turns
 """
@@ -10,6 +10,7 @@ import json
 import sys
 from collections import defaultdict
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -19,9 +20,9 @@ import numpy as np
 
 from bench.load import PROCESSORS, Networks, Round, ask, load
 from bench.scenarios import Scenario, scenarios
-from bench.servers import NotStarted, Server, alone, running
+from bench.servers import PEERS, NotStarted, Server, alone, running
 
-SERVERS = ("ours", "default", "bare", "triton", "litserve", "bentoml")
+SERVERS = ("ours", "default", "bare", *PEERS, "triton")
 CLOSE = 0.005  # tolerance for the numbers of an embedding of length 1, which are about 0.05
 COLUMNS = (
     "Server",
@@ -33,7 +34,8 @@ COLUMNS = (
     "all ms",
     "refused",
 )
-Rounds = dict[str, dict[str, list[Round]]]  # {scenario's name: {server's name: rounds}}
+FIGURES = ("answers/s", "p50 ms", "p99 ms", "front ms", "all ms")  # of the summary
+Rounds = dict[Scenario, dict[str, list[Round]]]  # the rounds of each server, keyed by its name
 
 
 def main() -> int:
@@ -58,9 +60,7 @@ def main() -> int:
     try:
         with running(names, options.before and options.before.resolve()) as servers:
             memory = {server.name: server.memory() for server in servers}
-            measured = {
-                s.name: measure(s, servers, options.rounds, options.seconds) for s in chosen
-            }
+            measured = {s: measure(s, servers, options.rounds, options.seconds) for s in chosen}
     except NotStarted as err:
         print(err, file=sys.stderr)
         return 1
@@ -75,8 +75,7 @@ def measure(
     """Run the rounds of all servers that support the scenario, alternating between the servers.
     While one is measured, the others are suspended. Raise NotStarted if a server's answer is
     wrong."""
-    unsupported = "base64" if scenario.is_tensor else "triton"
-    supporting = [server for server in servers if server.form != unsupported]
+    supporting = [server for server in servers if server.supports(scenario)]
     networks = Networks(scenario)
     if networks.models:
         check_answers(scenario, supporting, networks)
@@ -132,8 +131,8 @@ def is_same(answer: Any, expected: Any) -> bool:
 
 
 def render(measured: Rounds, memory: dict[str, int], rounds: int, seconds: int) -> str:
-    """Return the text of the page. It has a table for each scenario, with medians, and with each
-    server's rate as a ratio to this project's rate in the same round."""
+    """Return the text of the page: the summary, and a table for each scenario, with medians, and
+    with each server's rate as a ratio to this project's rate in the same round."""
     cpu = next(
         line
         for line in Path("/proc/cpuinfo").read_text().splitlines()
@@ -144,14 +143,11 @@ def render(measured: Rounds, memory: dict[str, int], rounds: int, seconds: int) 
         f"{machine}; {rounds} rounds of {seconds} s of each server in turns, while the others are "
         'stopped; ONNX Runtime, FP32, except for "default".',
         "",
+        *summary(measured),
+        "",
     ]
-    for name, servers in measured.items():
-        lines += [
-            f"### {name[0].upper()}{name[1:]}",
-            "",
-            _row(*COLUMNS),
-            _row(*["---"] * len(COLUMNS)),
-        ]
+    for scenario, servers in measured.items():
+        lines += [f"### {_title(scenario)}", "", _row(*COLUMNS), _row(*["---"] * len(COLUMNS))]
         lines += [
             row(server, results, servers.get("ours", results))
             for server, results in servers.items()
@@ -162,27 +158,73 @@ def render(measured: Rounds, memory: dict[str, int], rounds: int, seconds: int) 
     return "\n".join(lines) + "\n"
 
 
+def summary(measured: Rounds) -> list[str]:
+    """Return the lines of a table with a row for each scenario: this project's figures, and each
+    other server's rate divided by this project's. A cell is blank if the server was not measured or
+    failed, or if the rate was given, as in an open loop."""
+    names = set(chain.from_iterable(measured.values()))
+    others = [name for name in (*SERVERS[1:], "before", "limit") if name in names]
+    lines = [_row("Scenario", *FIGURES, *others), _row(*["---"] * (1 + len(FIGURES) + len(others)))]
+    for scenario, servers in measured.items():
+        good = {name: rounds for name, rounds in servers.items() if not errors(rounds)}
+        ours = good.get("ours", [])
+        cells = dict.fromkeys(others, "")
+        own = [""] * len(FIGURES)
+        if ours:
+            own = figures(ours)
+        if ours and not scenario.share:
+            cells |= {
+                name: f"{median(ratios(rounds, ours)):.2f}"
+                for name, rounds in good.items()
+                if name != "ours"
+            }
+        lines.append(_row(_title(scenario), *own, *cells.values()))
+    return lines
+
+
 def row(name: str, results: list[Round], ours: list[Round]) -> str:
-    """Return a server's row. "front" is the processor time per answer of nginx and gunicorn, and
-    "all" is that of all processes."""
-    if errors := sum(each.errors for each in results):
+    """Return a server's row."""
+    if count := errors(results):
         blanks = [""] * (len(COLUMNS) - 2)
-        return _row(name, f"{errors} answers were not 200", *blanks)
-    pairs = zip(results, ours, strict=True)
-    ratios = sorted(theirs.rate / own.rate for theirs, own in pairs)
+        return _row(name, f"{count} answers were not 200", *blanks)
+    rate, *others = figures(results)
+    shares = ratios(results, ours)
+    return _row(
+        name,
+        rate,
+        f"{median(shares):.2f} [{shares[0]:.2f}, {shares[-1]:.2f}]",
+        *others,
+        f"{sum(each.refused for each in results)}",
+    )
+
+
+def errors(results: list[Round]) -> int:
+    return sum(each.errors for each in results)
+
+
+def figures(results: list[Round]) -> list[str]:
+    """Return the medians of FIGURES. "front" is the processor time of nginx and gunicorn per
+    answer, "all" the processor time of all processes."""
     front = [
         each.processor.get("nginx", 0.0) + each.processor.get("gunicorn", 0.0) for each in results
     ]
-    return _row(
-        name,
+    return [
         f"{median(each.rate for each in results):.1f}",
-        f"{median(ratios):.2f} [{ratios[0]:.2f}, {ratios[-1]:.2f}]",
         f"{median(each.p50 for each in results):.1f}",
         f"{median(each.p99 for each in results):.1f}",
         f"{median(front):.2f}",
         f"{median(sum(each.processor.values()) for each in results):.2f}",
-        f"{sum(each.refused for each in results)}",
-    )
+    ]
+
+
+def ratios(results: list[Round], ours: list[Round]) -> list[float]:
+    """Return the rates divided by this project's in the same round, in ascending order."""
+    pairs = zip(results, ours, strict=True)
+    return sorted(theirs.rate / own.rate for theirs, own in pairs)
+
+
+def _title(scenario: Scenario) -> str:
+    return f"{scenario.name[0].upper()}{scenario.name[1:]}"
 
 
 def _row(*cells: str) -> str:

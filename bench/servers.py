@@ -1,6 +1,7 @@
 """Starts the servers to compare, each with its own processes and port, and creates their
 requests."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -18,13 +19,15 @@ import psutil
 from onnx import save
 from onnx.parser import parse_model
 
-from bench.scenarios import ROOT, Ask
-from bench.work import BUNDLED
+from bench.scenarios import ROOT, Ask, Scenario
+from bench.work import BUNDLED, KINDS
 from serving.host import tritonserver
 from serving.host.network import ask
 from simulate.ports import PortPicker
 
 CACHE = ROOT / ".cache" / "bench"
+TORCH = ROOT / "requirements" / "torch.txt"  # not in a lock file, which would bring CUDA
+NEED_TORCH = ("infinity",)
 PORTS = PortPicker(range(12000, 14000))  # below the range that the kernel uses for clients
 START_SECONDS = 240
 STOP_SECONDS = 40
@@ -47,6 +50,35 @@ mean (float[n, m] x) => (float[n, 1] y) <int64[1] axes = {1}> {
 }
 """
 
+# the models that a server has, keyed by the form of its requests
+MODELS = {
+    "ours": set(KINDS),
+    "plain": set(KINDS),
+    "base64": set(BUNDLED),
+    "openai": {"bert"},
+    "triton": {"mean"},
+}
+
+
+@dataclass(frozen=True)
+class Peer:
+    """How another server is started: `python -m` takes the `arguments`. It answers 200 on the path
+    `ready` once it is ready."""
+
+    arguments: str
+    ready: str
+    form: str = "base64"
+
+
+PEERS = {
+    "litserve": Peer("bench.peers.litserve_server {port}", "/health"),
+    "bentoml": Peer(
+        "bentoml serve bench.peers.bentoml_server:Models --host 127.0.0.1 --port {port}", "/readyz"
+    ),
+    "mlserver": Peer("bench.peers.mlserver_server {port} {scratch}", "/v2/models/models/ready"),
+    "infinity": Peer("bench.peers.infinity_server {port} {scratch}", "/health", "openai"),
+}
+
 
 class NotStarted(Exception):
     """Raised if a server does not become ready. The message says why."""
@@ -54,12 +86,16 @@ class NotStarted(Exception):
 
 @dataclass
 class Server:
-    """A running server. `form` is the format of its requests: ours, plain, base64 or triton."""
+    """A running server. `form` is the format of its requests: a key of MODELS."""
 
     name: str
     form: str
     port: int
     processes: list[psutil.Process]
+
+    def supports(self, scenario: Scenario) -> bool:
+        """Return whether the server has all models of the scenario."""
+        return scenario.models() <= MODELS[self.form]
 
     def request(self, ask: Ask) -> tuple[str, dict[str, str], bytes]:
         """Return the path, the headers and the body of a request."""
@@ -75,6 +111,13 @@ class Server:
             return f"/v2/models/{ask.model}{version}/infer", headers, ask.body
         if self.form == "base64":
             return f"/{ask.model}", {"Content-Type": "application/json"}, ask.as_base64()
+        if self.form == "openai":
+            document = {"model": ask.model, "input": ask.plain.decode()}
+            return (
+                "/embeddings",
+                {"Content-Type": "application/json"},
+                json.dumps(document).encode(),
+            )
         return f"/{ask.model}", {"Content-Type": "application/octet-stream"}, ask.plain
 
     def stop(self) -> None:
@@ -147,7 +190,7 @@ def running(names: list[str], before: Path | None) -> Iterator[list[Server]]:
         scratch = tempfile.TemporaryDirectory(prefix="bench-", ignore_cleanup_errors=True)
         folder = Path(stack.enter_context(scratch))
         repository = make_repository(folder / "models")
-        others = {"bare": _bare, "triton": _triton, "litserve": _peer, "bentoml": _peer}
+        others = {"bare": _bare, "triton": _triton, **dict.fromkeys(PEERS, _peer)}
         servers: list[Server] = []
         for name in names:
             root = before if name == "before" and before else ROOT
@@ -213,16 +256,11 @@ def _triton(
 
 def _peer(name: str, root: Path, repository: Path, scratch: Path) -> AbstractContextManager[Server]:
     port = PORTS.pick()
-    if name == "bentoml":
-        service = "bench.peers.bentoml_server:Models"
-        arguments = f"bentoml serve {service} --host 127.0.0.1 --port {port}"
-        ready = "/readyz"
-    else:
-        arguments = f"bench.peers.litserve_server {port}"
-        ready = "/health"
+    peer = PEERS[name]
+    arguments = peer.arguments.format(port=port, scratch=scratch)
     command = [str(environment(name)), "-m", *arguments.split()]
     variables = {"BENCH_REPOSITORY": str(repository), "BENTOML_DO_NOT_TRACK": "True"}
-    return _started(name, "base64", port, command, root, variables, scratch, ready)
+    return _started(name, peer.form, port, command, root, variables, scratch, peer.ready)
 
 
 def environment(peer: str) -> Path:
@@ -234,7 +272,10 @@ def environment(peer: str) -> Path:
     installed = folder / "installed"
     if not installed.is_file() or installed.read_bytes() != lock.read_bytes():
         subprocess.run([sys.executable, "-m", "venv", "--clear", str(folder)], check=True)
-        subprocess.run([str(python), "-m", "pip", "install", "-q", "-r", str(lock)], check=True)
+        install = [str(python), "-m", "pip", "install", "-q", "--no-deps", "-r"]
+        if peer in NEED_TORCH:
+            subprocess.run([*install, str(TORCH)], check=True)
+        subprocess.run([*install, str(lock)], check=True)
         installed.write_bytes(lock.read_bytes())
     return python
 

@@ -1,6 +1,7 @@
 """Tests that the benchmarks run, compare answers before they measure, and report a server that
 fails instead of its figures."""
 
+import json
 import os
 import re
 import subprocess
@@ -16,10 +17,10 @@ from typing import Any
 import psutil
 import pytest
 
-from bench.__main__ import gist, is_same, row
+from bench.__main__ import gist, is_same, row, summary
 from bench.load import Round, load, message
 from bench.scenarios import Scenario, scenarios
-from bench.servers import Server, alone
+from bench.servers import PEERS, Server, alone
 from tests.support.harness import PATIENCE, ROOT, wait_until
 from tests.support.started import ends_with
 
@@ -46,7 +47,8 @@ def test_run_two_scenarios_against_the_bare_server_and_triton(tmp_path: Path) ->
     scenarios = ["photo, 1", "4 floats as JSON, version"]
     models = {"SERVE_LOAD_MODELS": "efficientnet,mean"}
     run(f"bench {options}", *scenarios, timeout=2 * PATIENCE, **models)
-    photo, floats, _memory = page.read_text().split("### ")[1:]
+    summary, photo, floats, _memory = page.read_text().split("### ")
+    assert [line.count(" |") for line in summary.splitlines() if "|" in line] == [9, 9, 9, 9]
     assert [line.split()[1] for line in photo.splitlines()[4:] if line] == ["ours", "bare", "limit"]
     assert [line.split()[1] for line in floats.splitlines()[4:] if line] == [
         "ours",
@@ -90,6 +92,44 @@ def test_print_no_figures_for_a_row_with_a_failed_answer() -> None:
     failed, good = Round(100.0, 1.0, 2.0, errors=3), Round(50.0, 1.0, 2.0, errors=0)
     assert "100.0" not in row("peer", [failed], [good])
     assert "| 0.50 " in row("peer", [good], [Round(100.0, 1.0, 2.0, 0)])
+
+
+def test_leave_a_cell_of_the_summary_blank_without_a_figure() -> None:
+    slow, fast = Round(50.0, 1.0, 2.0, 0), Round(100.0, 1.0, 2.0, 0)
+    failing = replace(fast, errors=3)
+    text, photo = (Scenario(name, 1, FLOATS.asks) for name in ("text", "photo"))
+    waits = replace(photo, name="open loop", share=0.5)
+    lines = summary(
+        {
+            text: {"ours": [slow], "litserve": [fast], "infinity": [fast]},
+            photo: {"ours": [slow], "litserve": [failing]},
+            waits: {"ours": [slow], "litserve": [fast]},
+        }
+    )
+    cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
+    assert [row[0] for row in cells[2:]] == ["Text", "Photo", "Open loop"]
+    assert [row[1] for row in cells[2:]] == ["50.0", "50.0", "50.0"]
+    assert cells[0][-2:] == ["litserve", "infinity"]
+    assert [row[-2:] for row in cells[2:]] == [["2.00", "2.00"], ["", ""], ["", ""]]
+
+
+def test_lock_the_engine_of_this_project_for_all_peers() -> None:
+    engine = re.compile(r"^onnxruntime==[\d.]+", re.MULTILINE)
+    expected = engine.findall((ROOT / "requirements" / "serving.lock").read_text())
+    locks = [ROOT / "bench" / "peers" / f"{peer}.lock" for peer in PEERS]
+    assert [engine.findall(lock.read_text()) for lock in locks] == [expected] * len(PEERS)
+
+
+def test_send_a_text_to_an_embeddings_api_and_no_photo() -> None:
+    server = Server("infinity", "openai", 80, [])
+    chosen = {each.name for each in scenarios() if server.supports(each)}
+    assert "text of 8 tokens, 1 caller" in chosen and "photo, 1 caller" not in chosen
+    short = next(each for each in scenarios() if each.name == "text of 8 tokens, 1 caller")
+    head, _, body = message(server, short.asks[0]).partition(b"\r\n\r\n")
+    assert head.startswith(b"POST /embeddings HTTP/1.1\r\n")
+    assert json.loads(body) == {"model": "bert", "input": "A man is eating food."}
+    answer = {"object": "list", "data": [{"object": "embedding", "embedding": [0.05]}]}
+    assert gist(answer) == [0.05]
 
 
 def test_compare_answers_by_best_label_or_first_numbers() -> None:
