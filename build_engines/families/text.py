@@ -7,13 +7,14 @@ from pathlib import Path
 
 import onnx
 
-from build_engines.errors import BuildError, UsageError
+from build_engines.errors import UsageError
 from build_engines.families import bert, own_onnx, own_torchscript
 from build_engines.families.family import Family
 from build_engines.families.text_checkpoint import (
     EXAMPLES,
     check_tokenizer,
     copy_tokenizer,
+    has_safetensors,
     is_text,
     modules_of,
     pooling_of,
@@ -51,12 +52,7 @@ def write_model(_: Family, weights: Weights, request: Request, folder: Path) -> 
     if request.tokenizer:
         raise UsageError("--tokenizer is for an ONNX file; a folder brings its own")
     checkpoint, config = weights.path, weights.config
-    has_tensors = any(checkpoint.glob("*.safetensors"))
-    if not has_tensors and not (checkpoint / "pytorch_model.bin").is_file():
-        raise BuildError(
-            f"there is no *.safetensors in {checkpoint}; transformers' from_pretrained and "
-            "save_pretrained turn an older checkpoint into one"
-        )
+    has_tensors = has_safetensors(checkpoint)
     task = task_of(checkpoint, config, request.task)
     settings = sentence_settings(checkpoint, task)
     pooling = pooling_of(checkpoint) if task == "embedding" else "mean"

@@ -72,6 +72,19 @@ def is_text(weights: Weights) -> bool:
     return weights.kind == CHECKPOINT and weights.config.get("model_type") == "bert"
 
 
+def has_safetensors(checkpoint: Path) -> bool:
+    """Return whether the weights are in *.safetensors, or else in pytorch_model*.bin. Raise
+    BuildError if they are in neither."""
+    if any(checkpoint.glob("*.safetensors")):
+        return True
+    if any(checkpoint.glob("pytorch_model*.bin")):
+        return False
+    raise BuildError(
+        f"there is no *.safetensors in {checkpoint}; transformers' from_pretrained and "
+        "save_pretrained turn an older checkpoint into one"
+    )
+
+
 def task_of(checkpoint: Path, config: Mapping[str, Any], asked: str) -> str:
     """Return the task `asked`, or else the default task of the network in config.json. Raise
     BuildError if the network does not support the task."""

@@ -261,6 +261,23 @@ def test_refuse_incomplete_folders(
         built(checkpoint, tmp_path / "model", task=asked)
 
 
+def test_build_an_older_folder_of_several_weight_files(tmp_path: Path) -> None:
+    checkpoint = save_checkpoint(tmp_path / "checkpoint", "fill-mask")
+    built(checkpoint, tmp_path / "expected")
+    tensors = sorted(load_file(checkpoint / "model.safetensors").items())
+    (checkpoint / "model.safetensors").unlink()
+    shards = {}
+    for number, part in enumerate((tensors[::2], tensors[1::2])):
+        name = f"pytorch_model-{number + 1:05}-of-00002.bin"
+        torch.save(dict(part), checkpoint / name)
+        shards |= dict.fromkeys(dict(part), name)
+    index = {"metadata": {"total_size": 1}, "weight_map": shards}
+    change(checkpoint / "pytorch_model.bin.index.json", **index)
+    built(checkpoint, tmp_path / "model")
+    model, expected = (tmp_path / name / "1/model.onnx" for name in ("model", "expected"))
+    assert model.read_bytes() == expected.read_bytes()
+
+
 def test_refuse_a_tokenizer_of_another_network(tmp_path: Path) -> None:
     checkpoint = save_checkpoint(tmp_path / "checkpoint", "embedding", "bert")
     save_checkpoint(tmp_path / "other", "embedding", "roberta")
