@@ -91,9 +91,12 @@ def _readers(
     if hasattr(step, "steps"):
         for _, each in step.steps:
             yield from _readers(each, indices, fills)
-            if _fills(each) and not fills:
-                fills = each.statistics_.tolist()
-            if each not in IDLE and not hasattr(each, "statistics_"):
+            if hasattr(each, "statistics_"):
+                kept = places_kept(each)
+                indices = [indices[place] for place in kept]
+                if _fills(each) and not fills:
+                    fills = [each.statistics_[place] for place in kept]
+            elif each not in IDLE:
                 break
     elif hasattr(step, "transformers_"):
         for name, each, _ in step.transformers_:
@@ -111,6 +114,16 @@ def _readers(
 def _fills(step: Any) -> bool:
     """Return whether the step is an imputer that fills cells without a value."""
     return hasattr(step, "statistics_") and is_missing(step.missing_values)
+
+
+def places_kept(imputer: Any) -> list[int]:
+    """Return the places of the columns that the imputer passes on. It may drop the columns that had
+    no values in training."""
+    return [
+        place
+        for place, value in enumerate(imputer.statistics_)
+        if imputer.keep_empty_features or not is_missing(value)
+    ]
 
 
 def _with_categories(column: Column, categories: Array, closed: bool, is_filled: bool) -> Column:

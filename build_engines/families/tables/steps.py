@@ -14,7 +14,7 @@ from onnx import TensorProto
 
 from build_engines.errors import BuildError
 from build_engines.families.tables.by_skl2onnx import TableGraph, insert
-from build_engines.families.tables.columns import IDLE, Array, is_missing
+from build_engines.families.tables.columns import IDLE, Array, is_missing, places_kept
 from build_engines.families.tables.repair import INSTEAD
 from build_engines.onnx_writer import ML, Graph
 
@@ -206,9 +206,7 @@ def _min_max(graph: Graph, step: Any, table: Table) -> Table:
 
 
 def _imputed(graph: Graph, step: Any, table: Table) -> Table:
-    kept = list(range(len(table.cells)))
-    if not step.keep_empty_features:
-        kept = [index for index, value in enumerate(step.statistics_) if not is_missing(value)]
+    kept = places_kept(step)
     if any(cell.datatype == "BYTES" for cell in table.cells):
         if not is_missing(step.missing_values) or step.add_indicator:
             raise BuildError("a SimpleImputer of texts replaces missing cells only")

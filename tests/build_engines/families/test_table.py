@@ -508,6 +508,19 @@ def test_refuse_a_category_that_looks_like_a_missing_cell(
         built(tmp_path, model)
 
 
+def test_check_the_column_behind_one_that_an_imputer_drops(tmp_path: Path) -> None:
+    empty = pd.Series([np.nan] * 60, dtype=object)
+    rows = pd.DataFrame({"a": ["p", "q", "z"] * 20, "empty": empty, "b": ["x", "y"] * 30})
+    model = make_pipeline(
+        SimpleImputer(strategy="most_frequent"), OneHotEncoder(), LogisticRegression()
+    ).fit(rows, LETTER)
+    stored = built(tmp_path, model)
+    (prediction,) = answered(stored, [["q", "y"]])
+    assert prediction["prediction"] == model.predict(rows[1:2])[0]
+    with pytest.raises(DecodingError, match="field 'b'"):
+        answered(stored, [["q", "q"]])
+
+
 @pytest.mark.parametrize("encoder", [OneHotEncoder(), OrdinalEncoder()])
 def test_name_a_category_that_the_encoder_refuses(encoder: Any, tmp_path: Path) -> None:
     model = encoded(encoder, RandomForestClassifier(5)).fit(FILLED, LETTER)
