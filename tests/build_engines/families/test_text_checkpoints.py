@@ -266,7 +266,7 @@ def test_build_an_older_folder_of_several_weight_files(tmp_path: Path) -> None:
     built(checkpoint, tmp_path / "expected")
     tensors = sorted(load_file(checkpoint / "model.safetensors").items())
     (checkpoint / "model.safetensors").unlink()
-    shards = {}
+    shards: dict[str, str] = {}
     for number, part in enumerate((tensors[::2], tensors[1::2])):
         name = f"pytorch_model-{number + 1:05}-of-00002.bin"
         torch.save(dict(part), checkpoint / name)
