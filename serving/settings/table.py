@@ -127,7 +127,7 @@ class Settings:
         Names(),
         parser=parse_origins,
         form="origins such as https://example.com, separated by commas",
-        help="other origins whose pages may call the container from a browser",
+        help="other origins whose pages may call the container",
     )
     safe_port_range: tuple[int, ...] = _setting(
         "SAGEMAKER_SAFE_PORT_RANGE",
@@ -443,7 +443,7 @@ class Settings:
         MEGABYTE,
         minimum=MEGABYTE,
         maximum=2**36,
-        help="bytes of /dev/shm that each instance of a Python-based backend takes when it starts",
+        help="bytes of /dev/shm that each instance of a Python-based backend takes at first",
     )
     shm_growth_byte_size: int = _setting(
         "SAGEMAKER_TRITON_SHM_GROWTH_BYTE_SIZE",
