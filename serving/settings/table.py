@@ -443,7 +443,7 @@ class Settings:
         MEGABYTE,
         minimum=MEGABYTE,
         maximum=2**36,
-        help="bytes of /dev/shm that each instance of a Python-based backend takes at first",
+        help="bytes of /dev/shm that each instance of a Python-based backend initially takes",
     )
     shm_growth_byte_size: int = _setting(
         "SAGEMAKER_TRITON_SHM_GROWTH_BYTE_SIZE",
