@@ -127,7 +127,7 @@ class Settings:
         Names(),
         parser=parse_origins,
         form="origins such as https://example.com, separated by commas",
-        help="other origins whose pages may call the container from a browser",
+        help="other origins whose pages may call the container",
     )
     safe_port_range: tuple[int, ...] = _setting(
         "SAGEMAKER_SAFE_PORT_RANGE",
@@ -150,14 +150,14 @@ class Settings:
     default_model: str = _setting(
         "SAGEMAKER_TRITON_DEFAULT_MODEL_NAME",
         "",
-        help="model for requests that name none; only this model, its parts and SERVE_LOAD_MODELS "
-        "are loaded",
+        help="model for requests that name none; only this model, its parts and those in "
+        "SERVE_LOAD_MODELS are loaded",
     )
     load_models: tuple[str, ...] = _setting(
         "SERVE_LOAD_MODELS",
         Names(),
         form="names, separated by commas",
-        help="models to load, plus their ensembles' parts; none: the default model, or all if "
+        help="models to load, plus the parts of ensembles; none: the default model, or all if "
         "there is no default",
     )
     ping_mode: str = _choice(
@@ -203,7 +203,7 @@ class Settings:
     multi_model: bool = _setting(
         "SAGEMAKER_MULTI_MODEL",
         False,
-        help="serve archives that POST /models loads and DELETE /models/NAME unloads",
+        help="whether POST /models loads archives, and DELETE /models/NAME unloads them",
     )
     namespaces: bool = _setting(
         "SAGEMAKER_TRITON_DISABLE_MODEL_NAMESPACING",
@@ -216,8 +216,8 @@ class Settings:
         0.8,
         minimum=0,
         maximum=1,
-        help="share of the memory that Triton and the loaded models may take; a load "
-        "beyond it gets 507",
+        help="share of the memory that Triton and the loaded models may take; a load that would "
+        "exceed it gets 507",
     )
     request_memory_share: float = _setting(
         "SERVE_REQUEST_MEMORY_SHARE",
@@ -283,8 +283,8 @@ class Settings:
         0,
         minimum=0,
         maximum=256,
-        help="gunicorn's worker processes, and as many more for bodies of 500 kB or more, or in "
-        "gzip; 0: one per processor, at most 16 and one per 500 MB of memory",
+        help="number of gunicorn's workers, and of further workers for bodies in gzip or of at "
+        "least 500 kB; 0: one per processor, at most 16 and one per 500 MB of memory",
     )
     inference_threads: int = _setting(
         "SERVE_INFERENCE_THREADS",
@@ -313,7 +313,7 @@ class Settings:
         secret=True,
         form="HEADER=VALUE",
         parser=parse_header_secret,
-        help="header that calls need to load, unload and list models; none: no header is needed",
+        help="header that requests to load, unload or list models need",
     )
     kserve: str = _switch(
         "SERVE_KSERVE",
@@ -324,12 +324,7 @@ class Settings:
         help="whether the /v2 routes are reachable. auto: true unless a SAGEMAKER_ variable is "
         "set; trusted: infer calls go to Triton unchecked (docs/security.md)",
     )
-    doors: bool = _setting(
-        "SERVE_DOORS",
-        True,
-        help="whether other servers' APIs are reachable, by their routes or by `route` in the "
-        "Custom-Attributes",
-    )
+    doors: bool = _setting("SERVE_DOORS", True, help="whether other servers' APIs are reachable")
     page: str = _switch(
         "SERVE_PAGE",
         "false",
@@ -350,7 +345,7 @@ class Settings:
         "SERVE_MODELS",
         "auto",
         "on-demand",
-        help="when models are loaded. on-demand: by their first call (docs/on-demand.md); auto: at "
+        help="when models are loaded. on-demand: on their first call (docs/on-demand.md); auto: at "
         "startup, unless SERVE_RELOAD or SAGEMAKER_MULTI_MODEL is true",
     )
     unpacked_mb: int = _setting(
@@ -359,7 +354,7 @@ class Settings:
         minimum=0,
         maximum=2**30,
         help="MB of disk in SERVE_RUN_DIR for unpacked archives and models from a bucket in "
-        "on-demand mode; 0: half of what is free",
+        "on-demand mode; 0: half of the free space",
     )
     cloudwatch: bool = _setting(
         "SAGEMAKER_TRITON_PUBLISH_METRICS_TO_CLOUDWATCH",
@@ -448,14 +443,14 @@ class Settings:
         MEGABYTE,
         minimum=MEGABYTE,
         maximum=2**36,
-        help="bytes of /dev/shm that each instance of a Python-based backend takes when it starts",
+        help="bytes of /dev/shm that each instance of a Python-based backend initially takes",
     )
     shm_growth_byte_size: int = _setting(
         "SAGEMAKER_TRITON_SHM_GROWTH_BYTE_SIZE",
         MEGABYTE,
         minimum=4096,
         maximum=2**36,
-        help="bytes that are added each time this memory is full",
+        help="bytes that are added whenever this memory is full",
     )
     tensorflow_version: int = _setting(
         "SAGEMAKER_TRITON_TENSORFLOW_VERSION",
@@ -476,8 +471,8 @@ class Settings:
         (),
         parser=lambda text: tuple(shlex.split(text)),
         formatter=shlex.join,
-        form="tritonserver's options, quoted as for a shell",
-        help="options added to tritonserver's command line; if one is repeated, the last counts",
+        form="options, quoted as for a shell",
+        help="further options for tritonserver; if one is repeated, the last counts",
     )
 
     # Files in the run folder:
