@@ -55,8 +55,8 @@ def joined(arrays: Sequence[Array]) -> Array:
 
 
 def tensor_reply(served: ServedModel, result: InferReply, kind: str, budget: Budget) -> Reply:
-    """Return the outputs as CSV or as an npy file, depending on the media type `kind`. Raise
-    NotAcceptable."""
+    """Return a reply with the outputs as CSV or as an npy file, depending on the media type `kind`.
+    Raise NotAcceptable."""
     if kind == CSV:
         return Reply(_tensors_as_csv(result.outputs, budget), CSV, result.version)
     outputs = result.outputs
