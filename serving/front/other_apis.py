@@ -86,7 +86,8 @@ def _add_converter(state: BlueprintSetupState) -> None:
 
 
 def read_api(body: type[ApiBody], source: Incoming) -> ApiBody:
-    """Parse the whole body of the request as a `body`. Raise InvalidRequest or PayloadTooLarge."""
+    """Parse the whole body of the request, and return it as an object of the class `body`. Raise
+    InvalidRequest or PayloadTooLarge."""
     return body.of(source.whole())
 
 
