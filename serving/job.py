@@ -72,8 +72,8 @@ class Job:
 
     def prepare(self, before: Step | None = None) -> Step:
         """Return the step that follows `before`, or the first step if `before` is None. Raise a
-        ServingError. If that is Overloaded or PayloadTooLarge, this method may be called again with
-        the same `before`."""
+        ServingError if that fails. After Overloaded or PayloadTooLarge, this method may be called
+        again with the same `before`."""
         raise NotImplementedError
 
     def finish(self, step: Step, replies: Sequence[InferReply]) -> Any:
@@ -89,13 +89,12 @@ class Job:
         raise NotImplementedError
 
     def line(self, result: Any) -> bytes:
-        """Return the JSON with which a stream contains this result."""
+        """Return the result as JSON, for a line or an event of a stream."""
         raise NotImplementedError
 
     def answer(self, gateway: TritonGateway) -> Reply:
-        """Run the job and return its reply in one piece. Raise a ServingError. The run cannot be
-        cancelled: if the caller disconnects, it continues until it is done or the deadline
-        passes."""
+        """Run the job and return its reply in one piece. The run cannot be cancelled: if the caller
+        disconnects, it continues until it is done or the deadline passes. Raise a ServingError."""
         with closing(Run(self, gateway).results()) as results:
             return self.reply(results)
 
