@@ -39,8 +39,8 @@ class ImageClient(ModelClient):
         self.resize = RULES[options["resize"]]
 
     def prepare(self, instances: Sequence[Image.Image], parameters: Values) -> Tensors:
-        """Return the input for n images, [n, *its shape]. Raise DecodingError for an image that is
-        too narrow for keep_ratio."""
+        """Return the input for n images, an array [n, *the input's shape]. Raise DecodingError for
+        an image that is too narrow for keep_ratio."""
         pixels = [self.fit(image) for image in instances]
         # a single image is not copied
         stacked = np.stack(pixels) if len(pixels) > 1 else pixels[0][None]

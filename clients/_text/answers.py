@@ -72,8 +72,8 @@ class QuestionAnswering(Task):
     def predict(
         self, outputs: Tensors, inputs: Tensors, instances: Instances, parameters: Values
     ) -> Predictions:
-        """Return the best answers from the logits of starts and ends in all windows of a
-        context."""
+        """Return the best answers to each question, from the logits of starts and ends in all
+        windows of its context."""
         starts, ends = self._logits(outputs)
         owners = inputs["owners"].tolist()
         rows = list(zip(owners, inputs["encodings"], starts, ends, strict=True))
