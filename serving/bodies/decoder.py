@@ -61,9 +61,10 @@ class Item:
 
 @dataclass(frozen=True)
 class Opened:
-    """Items that have been opened and will be decoded together. `index` is the position of the
-    first one in the request. If the item after the last one could not be opened, `mistake` is the
-    error. `memory` is how many bytes decoding the items takes."""
+    """The result of opening `items`, to decode them together. `index` is the position of the first
+    item in the request. `values` are the opened items, which may be fewer than `items`. If the next
+    item could not be opened, `mistake` is its error. `memory` is how many bytes of memory decoding
+    `values` takes."""
 
     index: int
     items: Sequence[Item]

@@ -206,7 +206,7 @@ class RawBody(TensorBody):
 
 def read_inputs(document: schemas.Tensors, binary: bytes | memoryview, length: int) -> list[Tensor]:
     """Return the tensors of a body of `length` bytes. `document` is its JSON, and `binary` is the
-    data after the JSON. Raise InvalidRequest and others."""
+    data after the JSON. Raise a ServingError."""
     inputs = []
     for entry in in_time(document.inputs):
         size = entry.parameters.binary_data_size if entry.parameters else None

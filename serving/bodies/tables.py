@@ -72,7 +72,7 @@ class CsvBody:
         return InstancesJob(served, request, Instances(items, self.parameters))
 
     def items(self, client: ModelClient) -> Iterator[Item]:
-        """Yield the rows. Raise InvalidRequest, DecodingError, TooLate and others."""
+        """Yield the rows. Raise a ServingError."""
         check_media_type(client, CSV)
         rows = _rows(in_time(io.BytesIO(self.data.removeprefix(BOM))))
         first = next(rows, None)

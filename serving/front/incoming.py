@@ -96,8 +96,8 @@ class Incoming(flask.Request):
 
     def whole(self) -> bytes:
         """Return the whole body, decompressed. nginx always sends the length of a body, so a
-        request without a Content-Length has no body. Raise PayloadTooLarge, Overloaded and
-        others."""
+        request without a Content-Length has no body. Raise a ServingError or one of werkzeug's
+        HTTPExceptions."""
         length = self.content_length or 0
         limit = flask.current_app.config["MAX_CONTENT_LENGTH"]
         if length > limit:

@@ -93,7 +93,7 @@ def read_api(body: type[ApiBody], source: Incoming) -> ApiBody:
 
 def read_by_attribute(source: Incoming) -> ApiBody:
     """Parse the body of a request to /invocations as if it had been sent to the route that the
-    attribute `route` names. Raise InvalidRequest and others."""
+    attribute `route` names. Raise a ServingError or an HTTPException."""
     route = source.attributes[ROUTE]
     if route not in BY_ATTRIBUTE:
         raise InvalidRequest(f"Custom-Attributes: {unknown('route', route, BY_ATTRIBUTE)}")

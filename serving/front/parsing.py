@@ -71,7 +71,7 @@ def _target(
 
 
 def read_invocation(source: Incoming) -> Body:
-    """Parse the body of a request to /invocations. Raise InvalidRequest and others."""
+    """Parse the body of a request to /invocations. Raise a ServingError or an HTTPException."""
     settings = services().settings
     if ROUTE in source.attributes and settings.doors:
         return read_by_attribute(source)
