@@ -15,7 +15,7 @@ from serving.errors import InferenceFailed
 
 Pixels = NDArray[np.uint8]
 # A JPEG may be decoded at a reduced size, but at no less than this multiple of the size to which it
-# is resized: for 224 pixels, 12 megapixels are decoded at an eighth.
+# is resized. If that is 224 pixels, a JPEG of 12 megapixels is decoded at an eighth of its size.
 AMPLE = 1.4
 
 

@@ -44,9 +44,9 @@ class TensorSpec:
 
 @dataclass(frozen=True)
 class Model:
-    """Describes a model that Triton serves: its folder, the `parameters` of its config.pbtxt, its
-    tensors. If it has no batch dimension, `max_batch_size` is 0, and the model gets one instance
-    per call."""
+    """Describes a model that Triton serves: its folder, the `parameters` of its config.pbtxt, and
+    its tensors. If the model has no batch dimension, `max_batch_size` is 0, and the model gets one
+    instance per call."""
 
     name: str
     path: Path
@@ -94,8 +94,8 @@ class Parameter(NamedValue):
 
 class ModelClient(ABC):
     """Prepares the inputs of a task for Triton, and turns Triton's outputs into predictions. A
-    class sets the attributes that are the same for all its models; `__init__` sets those of one
-    model."""
+    class sets the attributes that are the same for all of its models; `__init__` sets those that
+    depend on the model."""
 
     # reads one instance of a request (serving.codecs.IMAGE, TEXT, ROW or JSON)
     codec: Codec
