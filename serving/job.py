@@ -55,7 +55,7 @@ class Job:
 
     `session` is the session that the request belongs to. `flags` are the objects in the body that
     may contain the key `sequence_end`. If the job `is_decoupled`, Triton may send any number of
-    responses to a step, even if the reply is in one piece. If it `is_pipelined`, a step can be
+    responses to a step, even if the reply is in one piece. If the job `is_pipelined`, a step can be
     prepared before the previous one is answered.
     """
 
@@ -224,7 +224,8 @@ class Run:
         check_time()
         step = job.prepare(before)
         message = job.message(step)
-        if step.batch is None:  # such a job has only one step, so this replaces no reservation
+        # a job without batches has only one step, so this replaces no other reservation
+        if step.batch is None:
             self._reserved = reserve(_call_bytes(job.served, step), "the call of the model")
         is_only = before is None and step.is_last
         # It is cheaper to let _wait send the call, but then two calls cannot be in flight.

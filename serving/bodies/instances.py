@@ -234,16 +234,16 @@ class InstancesJob(Job):
             return self._fitting(instances, opened.index)
 
     def _sizes(self, memory: int, tensors: Tensors) -> tuple[int, int]:
-        """Return two sizes in bytes: that of the objects that the client keeps for a batch, and
-        that of the whole batch. Decoding its instances took `memory` bytes."""
+        """Return the size in bytes of the objects that the client keeps for a batch, and the size
+        of the whole batch. Decoding the batch's instances took `memory` bytes."""
         shape, count = _rows(self.client, tensors)
         row = min(self._row_bytes(shape), OUTPUT * MOST_OUTPUT)
         kept = TOKEN * prod(shape) * _objects(self.client, tensors)
         return kept, memory // KEPT + count * row + kept
 
     def _fitting(self, instances: list[Any], first: int) -> tuple[list[Any], Tensors]:
-        """Return as many of the instances as the limits on rows allow, but at least one. Return
-        their tensors too. `first` is the index of the first instance in the request."""
+        """Return as many of the instances as the limits on rows allow, but at least one, and their
+        tensors. `first` is the index of the first instance in the request."""
         try:
             tensors = self._preprocess(instances, first)
         except TooManyRows as err:
@@ -258,7 +258,8 @@ class InstancesJob(Job):
 
     def _row_bytes(self, shape: Sequence[int] = ()) -> int:
         """Return how many bytes the tensors of one row take. `shape` is the shape of one row of an
-        input, and determines the sizes of dynamic dimensions. If it is empty, they count as 1."""
+        input, and determines the sizes of dynamic dimensions. If `shape` is empty, dynamic
+        dimensions count as 1."""
         outputs = self.served.output_bytes(self.client.outputs, shape)
         return INPUT * self.served.input_bytes(shape) + OUTPUT * outputs
 

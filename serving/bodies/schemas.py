@@ -159,7 +159,7 @@ class Flat(Named, kw_only=True):
 
 
 class RepositoryIndex(Struct, forbid_unknown_fields=True):
-    """Which models the index lists: only those that are ready, or all."""
+    """Selects which models the index lists: only those that are ready, or all."""
 
     ready: bool = False
 
