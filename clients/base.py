@@ -229,8 +229,8 @@ def sigmoid(logits: Array) -> Array:
 
 
 def best(scores: Array, count: int) -> list[tuple[int, float]]:
-    """Return (index, score) of the `count` highest scores of a vector, highest first. Equal scores
-    are ordered by index."""
+    """Return the `count` highest scores of a vector as tuples (index, score), highest first. Equal
+    scores are ordered by index."""
     candidates = np.arange(len(scores))
     if count < len(scores):
         least = np.partition(scores, -count)[-count]

@@ -138,7 +138,7 @@ class QuestionAnswering(Task):
 def _spans(
     starts: Array, ends: Array, count: int, parameters: Values
 ) -> list[tuple[int, int, float]]:
-    """Return (first token, last token, score) of the best spans."""
+    """Return the best spans as tuples (first token, last token, score)."""
     length = min(parameters["max_answer_len"], len(starts))
     behind = np.concatenate((ends, np.zeros(length, ends.dtype)))
     ends_near = np.lib.stride_tricks.sliding_window_view(behind, length)

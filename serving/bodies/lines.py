@@ -43,7 +43,8 @@ from serving.triton.gateway import TritonGateway
 
 log = logging.getLogger(__name__)
 LINES_TYPES = (JSON_LINES, "application/x-jsonlines", "application/x-ndjson")
-BATCHES = 4  # batches in a group, so that one can be prepared while Triton runs another
+# How many batches fill a group. With several, one can be prepared while Triton works on another.
+BATCHES = 4
 # The maximum number of bytes that the values of a group of several lines take. The limit leaves
 # memory for other callers.
 MOST_GROUP = 2**24

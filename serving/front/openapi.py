@@ -64,7 +64,7 @@ page_routes = Blueprint("page", __name__)
 @openapi_routes.get("/openapi.json")
 @managed
 def openapi() -> Response:
-    """Return the API of this server as OpenAPI 3.1."""
+    """Return a description of this server's API, in OpenAPI 3.1."""
     clients = {name: client_class(name) for name in client_names()}
     codes = _codes()
     paths: dict[str, JsonObject] = {}
