@@ -84,7 +84,7 @@ MODELS_WITH_TYPES = {
     "nomic_bert",
     "squeezebert",
 }
-# Packages that transformers needs for some vocabulary files. The images do not have them.
+# Packages that transformers needs for some vocabulary files. The container images do not have them.
 PACKAGES = {
     "tiktoken.model": "tiktoken",
     "tekken.json": "mistral_common",
