@@ -93,8 +93,8 @@ def invoke(name: str) -> Response:
 
 
 def infer(read: Callable[[Incoming], Body], route: Target) -> Response:
-    """Answer an inference request. `read` parses the body. `route` is the model that the route
-    names; if other parts of the request name a model too, they must name the same one."""
+    """Answer an inference request. `read` parses the body. `route` is the model that the path or
+    the header Target-Model names."""
     source = incoming()
     app = services()
     started = perf_counter()

@@ -24,5 +24,5 @@ from serving.errors import InferenceFailed as InferenceFailed
 from serving.errors import InvalidRequest as InvalidRequest
 from serving.errors import NotAcceptable as NotAcceptable
 
-# well-known networks -> the client of their task
+# maps well-known networks to the clients of their tasks
 FACES = {"bert": "text", "resnet": "image_classification", "yolov5": "object_detection"}

@@ -21,15 +21,15 @@ from clients.base import Array, Floats
 from serving.errors import InvalidRequest
 
 ROWS, COLUMNS, FINAL, AUTO = "yolov5", "yolov5u", "end2end", "auto"  # the setting `layout`
-# values before a box's class scores; FINAL has no class scores
+# number of values before a box's class scores; FINAL has no class scores
 BOX = {ROWS: 5, COLUMNS: 4, FINAL: 6}
-MASKS = 32  # mask coefficients of a box in a segmentation head
-POINTS = 17 * 3  # values of a person's keypoints in a pose head for COCO
+MASKS = 32  # number of mask coefficients of a box in a segmentation head
+POINTS = 17 * 3  # number of values of a person's keypoints in a pose head for COCO
 # Numbers of values that are probably not class scores alone: they equal COCO's 80 classes plus mask
 # coefficients, or the one class "person" plus keypoints.
 STRANGE = {ROWS: (80 + MASKS,), COLUMNS: (80 + MASKS, 1 + POINTS)}
-ANGLE = 7  # columns of boxes after NMS with an angle, or with the number of the image
-# columns of boxes after NMS with mask coefficients, or with keypoints
+ANGLE = 7  # number of columns after NMS if a box also has an angle, or the image's number
+# numbers of columns after NMS if a box also has mask coefficients, or keypoints
 STRANGE_FINAL = (6 + MASKS, 6 + POINTS)
 MOST_FINAL = 1000  # maximum number of boxes after NMS; before NMS there are thousands
 MORE = "masks without their prototypes, keypoints, or the angle of an oriented box (obb)"
@@ -88,8 +88,8 @@ def head_of(
 
 
 def _flaw(table: Shape, head: Head, labels: int, is_guess: bool) -> str:
-    """Return why a table probably does not have this head, or "". `is_guess` is true if the head
-    was guessed from the shape alone."""
+    """Return why a table probably does not have this head, or "" if it may have it. `is_guess` is
+    true if the head was guessed from the shape alone."""
     wanted = BOX[FINAL] + head.extras
     if head.layout == FINAL:
         is_final = table[1] in (-1, wanted)
@@ -130,9 +130,9 @@ def refused(shape: Shape, flaw: str) -> InvalidRequest:
 
 
 def candidates(table: Array, head: Head, confidence: float) -> Floats:
-    """Return the boxes of a table whose score is above `confidence`, each with its best class, as a
-    table with the layout FINAL. Scores are compared in FP32, because NumPy would round `confidence`
-    to the datatype of an FP16 table."""
+    """Return the boxes that have a score above `confidence`, each with its best class, as a table
+    with the layout FINAL. Scores are compared in FP32, because NumPy would round `confidence` to
+    the datatype of an FP16 table."""
     if head.layout == FINAL:
         return _above(table, table[:, 4], confidence)
     if head.layout == ROWS:

@@ -153,8 +153,8 @@ def _number(cell: Any) -> float:
 
 
 def _integer(cell: Any, datatype: str) -> int:
-    """Return the cell as an integer. Digits are read exactly, because a float holds at most 16 of
-    them. 3.0 is read as 3."""
+    """Return the cell as an integer. Digits are not read as a float, because a float holds at most
+    16 digits exactly. 3.0 is read as 3."""
     is_exact = isinstance(cell, int) or (isinstance(cell, str) and "_" not in cell)
     try:
         value = int(cell) if is_exact else _number(cell)

@@ -7,7 +7,8 @@ from PIL import Image, ImageColor, ImageDraw, ImageFont
 
 Colour = tuple[int, int, int]
 VEIL = 110  # opacity of a mask, out of 255
-# in pixels, reached by an image of 120 megapixels. Letters are six strokes high.
+# The maximum width of a stroke in pixels, which images of 120 megapixels reach. Letters are six
+# strokes high.
 WIDEST_STROKE = 32
 SEEN = 0.5  # keypoints with a lower score are not drawn
 

@@ -15,7 +15,7 @@ from serving.errors import InferenceFailed
 
 Pixels = NDArray[np.uint8]
 # A JPEG may be decoded at a reduced size, but at no less than this multiple of the size to which it
-# is resized: for 224 pixels, 12 megapixels are decoded at an eighth.
+# is resized. If that is 224 pixels, a JPEG of 12 megapixels is decoded at an eighth of its size.
 AMPLE = 1.4
 
 
@@ -39,8 +39,8 @@ class ImageClient(ModelClient):
         self.resize = RULES[options["resize"]]
 
     def prepare(self, instances: Sequence[Image.Image], parameters: Values) -> Tensors:
-        """Return the input for n images, [n, *its shape]. Raise DecodingError for an image that is
-        too narrow for keep_ratio."""
+        """Return the input for n images, an array [n, *the input's shape]. Raise DecodingError for
+        an image that is too narrow for keep_ratio."""
         pixels = [self.fit(image) for image in instances]
         # a single image is not copied
         stacked = np.stack(pixels) if len(pixels) > 1 else pixels[0][None]

@@ -77,11 +77,11 @@ class Frame:
     """Describes the network's input. `size` is (height, width), or (-1, -1) if it depends on the
     image.
 
-    `own_batch` says that the model's shape includes a batch dimension although max_batch_size is 0.
-    An image is resized to `resized` before its centre is cropped to `size`. With the setting
-    resize=shortest, the image covers `resized`; with keep_ratio, `resized` is the shorter side and
-    the limit of the longer one. Per channel, pixel · `gain` + `offset` is (pixel · scale - mean) /
-    std.
+    `own_batch` is true if the input's shape itself includes a batch dimension, as it may if
+    max_batch_size is 0. An image is resized to `resized` before its centre is cropped to `size`.
+    With the setting resize=shortest, the image covers `resized`; with keep_ratio, `resized` is the
+    shorter side and the limit of the longer one. Per channel, pixel · `gain` + `offset` is (pixel ·
+    scale - mean) / std.
     """
 
     size: Size
@@ -223,8 +223,8 @@ def _sides(name: str, setting: tuple[float, ...]) -> Size:
 def _normalization(
     spec: TensorSpec, channels: int, channels_last: bool, options: Values
 ) -> tuple[Floats, Floats]:
-    """Return (gain, offset): the input is pixel * gain + offset. Raise InvalidRequest if `mean` or
-    `std` has neither one value nor one per channel.
+    """Return the gain and the offset with which the input is pixel * gain + offset. Raise
+    InvalidRequest if `mean` or `std` has neither one value nor one per channel.
 
     A UINT8 input gets the pixels themselves. Its gain and offset are not used, so any number of
     values is accepted.

@@ -31,7 +31,8 @@ def outlines(
 
 
 def map_size(width: int, height: int) -> tuple[int, int]:
-    """Return the width and height of a map of classes for an image of `width` × `height`."""
+    """Return the width and height that the map of classes has for an image of `width` ×
+    `height`."""
     factor = min(1.0, (MOST_PIXELS / (width * height)) ** 0.5)
     return max(1, int(width * factor)), max(1, int(height * factor))
 

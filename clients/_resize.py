@@ -44,8 +44,9 @@ def stretch(image: Image.Image, frame: Frame, _options: Values) -> Image.Image:
 
 
 def _centre(sides: tuple[int, int], size: Size) -> tuple[int, int, int, int]:
-    """Return the centred box of `size` (height, width) in an image with these sides (width,
-    height). Half a pixel is rounded down, as in transformers; torchvision rounds it to even."""
+    """Return the box of `size` (height, width) at the centre of an image with these `sides` (width,
+    height), as (left, top, right, bottom). Half a pixel is rounded down, as in transformers;
+    torchvision rounds it to even."""
     height, width = size
     left = (sides[0] - width) // 2
     top = (sides[1] - height) // 2
@@ -68,7 +69,7 @@ def pad(image: Image.Image, frame: Frame, options: Values) -> Image.Image:
 
 
 def keep_ratio(image: Image.Image, frame: Frame, options: Values) -> Image.Image:
-    """Resize the image to the size that `kept_ratio` gives. Raise DecodingError if a side would
+    """Resize the image to the size that `kept_ratio` returns. Raise DecodingError if a side would
     have no pixels."""
     shorter, longer = frame.resized
     divisor = options["size_divisor"]
@@ -102,5 +103,5 @@ def kept_ratio(height: int, width: int, shorter: int, longer: int, divisor: int)
     return (first, second)
 
 
-# the values of the setting `resize` -> the function that resizes an image
+# maps the values of the setting `resize` to the functions that resize an image
 RULES = {"shortest": shortest, "stretch": stretch, "pad": pad, KEEP_RATIO: keep_ratio}

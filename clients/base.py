@@ -44,9 +44,9 @@ class TensorSpec:
 
 @dataclass(frozen=True)
 class Model:
-    """Describes a model that Triton serves: its folder, the `parameters` of its config.pbtxt, its
-    tensors. If it has no batch dimension, `max_batch_size` is 0, and the model gets one instance
-    per call."""
+    """Describes a model that Triton serves: its folder, the `parameters` of its config.pbtxt, and
+    its tensors. If the model has no batch dimension, `max_batch_size` is 0, and the model gets one
+    instance per call."""
 
     name: str
     path: Path
@@ -94,13 +94,13 @@ class Parameter(NamedValue):
 
 class ModelClient(ABC):
     """Prepares the inputs of a task for Triton, and turns Triton's outputs into predictions. A
-    class sets the attributes that are the same for all its models; `__init__` sets those of one
-    model."""
+    class sets the attributes that are the same for all of its models; `__init__` sets those that
+    depend on the model."""
 
     # reads one instance of a request (serving.codecs.IMAGE, TEXT, ROW or JSON)
     codec: Codec
-    # the keys that an instance may have if it is a JSON object; others are answered with 400. None:
-    # the keys that the codec reads (the codec JSON reads all keys)
+    # the keys that an instance may have if it is a JSON object; others are answered with 400. If
+    # this is None, these are the keys that the codec reads (the codec JSON reads all keys).
     keys: tuple[str, ...] | None = None
     # Hugging Face's name for the task, with which the routes of other APIs find a model
     task: str = ""
@@ -112,8 +112,8 @@ class ModelClient(ABC):
     # values that a caller may set in a request; `parameters` in config.pbtxt may change the
     # defaults
     parameters: tuple[Parameter, ...] = ()
-    # images may be decoded at a reduced size, with sides of at least this many pixels; 0: at full
-    # size only
+    # images may be decoded at a reduced size, with sides of at least this many pixels; if this is
+    # 0, they are decoded at full size
     side: int = 0
     # the names of a row's cells, in order; () if they have no names
     columns: tuple[str, ...] = ()
@@ -196,8 +196,8 @@ class ModelClient(ABC):
         return {parameter.name: parameter.schema() for parameter in self.parameters}
 
     def draw(self, instance: Any, prediction: Any) -> Image.Image:
-        """Draw the prediction into the instance's picture, for `Accept: image/jpeg` or
-        `image/png`."""
+        """Return the instance's picture with the prediction drawn on it, for `Accept: image/jpeg`
+        or `image/png`. Raise NotAcceptable if the client cannot draw."""
         raise NotAcceptable(
             f"model '{self.model.name}' cannot draw its answers; ask for application/json"
         )
@@ -229,8 +229,8 @@ def sigmoid(logits: Array) -> Array:
 
 
 def best(scores: Array, count: int) -> list[tuple[int, float]]:
-    """Return (index, score) of the `count` highest scores of a vector, highest first. Equal scores
-    are ordered by index."""
+    """Return the `count` highest scores of a vector as tuples (index, score), highest first. Equal
+    scores are ordered by index."""
     candidates = np.arange(len(scores))
     if count < len(scores):
         least = np.partition(scores, -count)[-count]

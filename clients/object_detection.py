@@ -127,8 +127,8 @@ class Client(ModelClient):
         return parameters
 
     def class_ids(self, names: Sequence[str]) -> tuple[int, ...]:
-        """Return the class ids of labels or numbers. If a label is itself a number, it is treated
-        as a label."""
+        """Return the class ids for `names`, each of which is a label or a class id. A name that
+        could be either is taken as a label. Raise InvalidRequest for an unknown name."""
         return tuple(chain.from_iterable(map(self._class_ids, names)))
 
     def _class_ids(self, name: str) -> list[int]:
@@ -142,8 +142,8 @@ class Client(ModelClient):
         return ids
 
     def prepare(self, instances: Sequence[Pixels], parameters: Values) -> Tensors:
-        """Convert RGB images of any size to the input [n,3,height,width], from 0 to 1, or from 0 to
-        255 if the input is UINT8.
+        """Convert RGB images of any size to the input [n,3,height,width], with values from 0 to 1,
+        or from 0 to 255 if it is UINT8.
 
         If the model's height and width are variable, the smallest that all images fit into are
         used.
@@ -188,8 +188,8 @@ class Client(ModelClient):
     def postprocess(
         self, outputs: Tensors, inputs: Tensors, instances: Sequence[Pixels], parameters: Values
     ) -> list[Any]:
-        """Return the detections of each image, highest score first, from [n,rows,5+C], [n,4+C,rows]
-        or [n,rows,6].
+        """Return the detections of each image, highest score first, from an output [n,rows,5+C],
+        [n,4+C,rows] or [n,rows,6].
 
         Raise InferenceFailed if an output has infinite or NaN values, or another number of classes
         than the labels.
@@ -217,9 +217,9 @@ class Client(ModelClient):
     def _detect(
         self, table: Array, prototypes: Array | None, head: Head, fit: Letterbox, parameters: Values
     ) -> dict[str, Any]:
-        """Return the prediction for one image. `candidates` has columns for the corners of a box,
-        its score, its class id, and the values of masks and keypoints. Raise InferenceFailed if an
-        end-to-end table contains values that are not class ids."""
+        """Return the prediction for one image. The table that `candidates` returns has columns for
+        the corners of a box, its score, its class id, and the values of masks and keypoints. Raise
+        InferenceFailed if an end-to-end table contains values that are not class ids."""
         if head.layout == FINAL:
             self._check_final(table)
         kept = candidates(table, head, parameters["confidence"])
@@ -259,8 +259,8 @@ class Client(ModelClient):
             )
 
     def draw(self, instance: Pixels, prediction: Any) -> Image.Image:
-        """Return the image with its masks, a box and a label for each detection, and its
-        keypoints."""
+        """Return the image with the box, the label, the mask and the keypoints of each
+        detection."""
         return draw(Image.fromarray(instance), prediction["detections"])
 
     def _head(self, shape: Sequence[int]) -> Head:

@@ -158,8 +158,8 @@ class Client(ModelClient):
         without known names, or None if they are a row.
 
         pandas numbers columns without names 0, 1, 2 …, so three or more such cells are a header. If
-        the model's columns are unnamed numbers, as many different words as there are columns are a
-        header too.
+        the model's columns have no names and none of them contains strings, a row of different
+        words, one for each column, is a header too.
         """
         cells = [self._column(cell) for cell in cells]
         if cells and sorted(cells) == sorted(self.columns):

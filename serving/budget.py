@@ -33,28 +33,35 @@ from serving.request_memory import (
 
 Item = TypeVar("Item")
 
-# lists, objects and strings in a JSON text. Each takes 60 to 120 bytes as a Python object.
+# The maximum number of lists, objects and strings in a JSON text. Each takes 60 to 120 bytes as a
+# Python object.
 MOST_JSON_PARTS = 2_000_000
-# instances in a body other than JSON lines. No model answers that many within a minute.
+# The maximum number of instances in a body other than JSON lines. No model answers more of them
+# within a minute.
 MOST_INSTANCES = 100_000
-# strings in a tensor. Each takes at least 4 bytes in the body and about 60 as a Python object.
+# The maximum number of strings in a tensor. Each takes at least 4 bytes in the body and about 60 as
+# a Python object.
 MOST_STRINGS = 1_000_000
 MOST_CELLS = 100_000  # cells in a row of CSV; each becomes a Python string of about 50 bytes
-# keys, inputs, outputs or parameters in a tensor request. Models have at most a few hundred.
+# The maximum number of keys, inputs, outputs or parameters in a tensor request. Models have at most
+# a few hundred.
 MOST_NAMED = 2_048
-# detections in an image. End-to-end networks return 300, and COCO's metric counts 100.
+# The maximum number of detections in an image. End-to-end networks return 300, and COCO's metric
+# counts 100.
 MOST_DETECTIONS = 1_000
 MOST_DIMENSIONS = 32  # dimensions of a tensor; NumPy 1 and Triton's Python backend support no more
-# rows that a client makes from one instance. BERT-base needs a minute for that many.
+# The maximum number of rows that a client makes from one instance. BERT-base needs a minute for
+# 1,000 rows.
 MOST_ROWS = 1_000
-# Characters that a client makes from one instance: the documents of a query, the query repeated for
-# each document, or the template repeated for each label. The slowest text to tokenize consists of
-# hash signs, at 200,000 characters a second.
+# The maximum number of characters that a client makes from one instance: the documents of a query,
+# the query repeated for each document, or the template repeated for each label. The slowest text to
+# tokenize consists of hash signs, at 200,000 characters a second.
 MOST_MADE = 2**22
 MOST_MEMBERS = 10_000  # members of a gzip file; bgzip, which writes the most, makes 400 for 25 MB
 MOST_PARTS = 1_000  # files and fields in a form; werkzeug has the same default
 MOST_FIELD = 2**22  # bytes of one form field, which is decoded to text; a file may be larger
-# bytes of headers in one part of a form, as many as nginx allows for two headers
+# The maximum size in bytes of the headers in one part of a form, as much as nginx allows for two
+# headers.
 MOST_HEADERS = 16 * 1024
 # The maximum size of a JSON reply, as a multiple of the maximum body size. It is more than 1,
 # because a short text becomes an embedding that is 100 times as long.

@@ -30,8 +30,8 @@ _numbers = count()
 
 
 def make_client(model: Model) -> ModelClient | None:
-    """Create the model's client. Return None if the model has no client. Raise ConfigError if its
-    client does not exist or is invalid, and whatever the client's code raises."""
+    """Create the model's client. Return None if the model has no client. Raise ConfigError if the
+    client does not exist or is invalid, and any exception that the client's code raises."""
     named = model.parameters.get("client", "")
     if file := own_client(model.path, named):
         return _imported(file)(model)

@@ -55,7 +55,7 @@ class Job:
 
     `session` is the session that the request belongs to. `flags` are the objects in the body that
     may contain the key `sequence_end`. If the job `is_decoupled`, Triton may send any number of
-    responses to a step, even if the reply is in one piece. If it `is_pipelined`, a step can be
+    responses to a step, even if the reply is in one piece. If the job `is_pipelined`, a step can be
     prepared before the previous one is answered.
     """
 
@@ -72,8 +72,8 @@ class Job:
 
     def prepare(self, before: Step | None = None) -> Step:
         """Return the step that follows `before`, or the first step if `before` is None. Raise a
-        ServingError. If that is Overloaded or PayloadTooLarge, this method may be called again with
-        the same `before`."""
+        ServingError if that fails. After Overloaded or PayloadTooLarge, this method may be called
+        again with the same `before`."""
         raise NotImplementedError
 
     def finish(self, step: Step, replies: Sequence[InferReply]) -> Any:
@@ -89,13 +89,12 @@ class Job:
         raise NotImplementedError
 
     def line(self, result: Any) -> bytes:
-        """Return the JSON with which a stream contains this result."""
+        """Return the result as JSON, for a line or an event of a stream."""
         raise NotImplementedError
 
     def answer(self, gateway: TritonGateway) -> Reply:
-        """Run the job and return its reply in one piece. Raise a ServingError. The run cannot be
-        cancelled: if the caller disconnects, it continues until it is done or the deadline
-        passes."""
+        """Run the job and return its reply in one piece. The run cannot be cancelled: if the caller
+        disconnects, it continues until it is done or the deadline passes. Raise a ServingError."""
         with closing(Run(self, gateway).results()) as results:
             return self.reply(results)
 
@@ -225,7 +224,8 @@ class Run:
         check_time()
         step = job.prepare(before)
         message = job.message(step)
-        if step.batch is None:  # such a job has only one step, so this replaces no reservation
+        # a job without batches has only one step, so this replaces no other reservation
+        if step.batch is None:
             self._reserved = reserve(_call_bytes(job.served, step), "the call of the model")
         is_only = before is None and step.is_last
         # It is cheaper to let _wait send the call, but then two calls cannot be in flight.

@@ -37,8 +37,8 @@ _QUOTED.maxstring = _QUOTED.maxother = 100
 
 
 def quoted(value: Any) -> str:
-    """Return a caller's value for an error message, shortened if it is long, has many items or is
-    deeply nested."""
+    """Return a caller's value as text for an error message, shortened if it is long, has many items
+    or is deeply nested."""
     return _QUOTED.repr(value)
 
 
@@ -103,7 +103,7 @@ class NamedValue:
         return f"{words} from {self.minimum:.12g} to {self.maximum:.12g}"
 
     def schema(self) -> dict[str, Any]:
-        """Return the JSON Schema that valid values have."""
+        """Return the JSON Schema of valid values."""
         bounds = {
             "minimum": self.minimum,
             "maximum": self.maximum,

@@ -83,8 +83,8 @@ class Timings(dict[str, float]):
 
 
 class Stage:
-    """The context manager that Timings.stage returns. It is a class, because one made from a
-    generator would be several times slower."""
+    """The context manager that Timings.stage returns. It is a class, because a context manager made
+    from a generator would be several times slower."""
 
     __slots__ = ("_name", "_started", "_timings")
 

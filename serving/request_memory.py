@@ -43,7 +43,7 @@ DEFLATED = 1032  # per byte of a compressed body: deflate's maximum ratio
 INPUT = 3  # per byte of an input: the client's array, a temporary copy, and Triton's message
 # per byte of an output: gRPC's, protobuf's and numpy's copies, and what the client computes
 OUTPUT = 4
-# per string of a tensor: one Python object, later another, and the array's pointer
+# per string of a tensor: two Python objects, of which one is made later, and the array's pointer
 TENSOR_STRING = 300
 TENSOR_BYTE = 14  # per byte of a tensor's strings: each may become six bytes of JSON
 # per byte of an output's strings, when their JSON is joined with that of the other outputs

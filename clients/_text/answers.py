@@ -72,8 +72,8 @@ class QuestionAnswering(Task):
     def predict(
         self, outputs: Tensors, inputs: Tensors, instances: Instances, parameters: Values
     ) -> Predictions:
-        """Return the best answers from the logits of starts and ends in all windows of a
-        context."""
+        """Return the best answers to each question, from the logits of starts and ends in all
+        windows of its context."""
         starts, ends = self._logits(outputs)
         owners = inputs["owners"].tolist()
         rows = list(zip(owners, inputs["encodings"], starts, ends, strict=True))
@@ -138,7 +138,7 @@ class QuestionAnswering(Task):
 def _spans(
     starts: Array, ends: Array, count: int, parameters: Values
 ) -> list[tuple[int, int, float]]:
-    """Return (first token, last token, score) of the best spans."""
+    """Return the best spans as tuples (first token, last token, score)."""
     length = min(parameters["max_answer_len"], len(starts))
     behind = np.concatenate((ends, np.zeros(length, ends.dtype)))
     ends_near = np.lib.stride_tricks.sliding_window_view(behind, length)

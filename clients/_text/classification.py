@@ -24,10 +24,10 @@ from serving.budget import MOST_MADE, MOST_ROWS, check_count
 from serving.errors import DecodingError, InvalidRequest
 
 FUNCTIONS = ("auto", "softmax", "sigmoid", "none")
-# functions that a CrossEncoder may apply to its scores: torch's name -> the name here
+# maps torch's names of the functions that a CrossEncoder may apply to its scores to our names
 CROSS_ENCODERS = {"Identity": "none", "Sigmoid": "sigmoid"}
 MOST_LABELS = 100  # each label adds a row with the whole text
-LONGEST_TEMPLATE = 1_000  # characters
+LONGEST_TEMPLATE = 1_000  # maximum number of characters
 HOLE = "{}"
 
 
@@ -77,7 +77,7 @@ class TextClassification(Task):
     def predict(
         self, outputs: Tensors, inputs: Tensors, instances: Instances, parameters: Values
     ) -> Predictions:
-        """Return the most likely classes, from logits [n, labels]."""
+        """Return the most likely classes of each text, from logits [n, labels]."""
         scores = _activated(self.read(outputs), parameters, self.function)
         return [
             {
@@ -241,7 +241,7 @@ class TextRanking(Task):
     def _function(self) -> str:
         """Choose the function as sentence-transformers' CrossEncoder does: the one that
         config_sentence_transformers.json or config.json names, or else the sigmoid. Raise
-        InvalidRequest for any other function."""
+        InvalidRequest if the function is not in CROSS_ENCODERS."""
         if self.options["activation"] != "auto":
             return str(self.options["activation"])
         config, own = self.tokenizer.config, self.tokenizer.sentence_transformers

@@ -32,7 +32,8 @@ class Embedding(Task):
     the tokens' vectors, cut to `dimensions` and scaled to length 1.
 
     If the network has the output `sentence_embedding` [hidden] and config.pbtxt does not set
-    `pooling`, that output is read. Otherwise it is the first output, [tokens, hidden] or [hidden].
+    `pooling`, the client reads that output. Otherwise it reads the first output, [tokens, hidden]
+    or [hidden].
     """
 
     settings = (
@@ -89,8 +90,8 @@ class Embedding(Task):
     def predict(
         self, outputs: Tensors, inputs: Tensors, instances: Instances, parameters: Values
     ) -> Predictions:
-        """Return vectors from [n, sequence, hidden], or from [n, hidden] if the network pools the
-        tokens itself."""
+        """Return the vector of each text, from an output [n, sequence, hidden], or [n, hidden] if
+        the network pools the tokens itself."""
         values = self.read(outputs)
         if values.ndim == 3:
             mask = inputs.get("attention_mask", np.ones_like(inputs["input_ids"]))

@@ -136,8 +136,8 @@ class TokenClassification(Task):
         )
 
     def _word(self, tokens: Sequence[Token], strategy: str) -> Token:
-        """Join the tokens of a word. Its scores are those of one of the tokens, or the mean of all,
-        depending on the strategy."""
+        """Join the tokens of a word. The word's scores are those of one of the tokens, or the mean
+        of all, depending on the strategy."""
         if strategy == "first":
             scores = tokens[0].scores
         elif strategy == "max":

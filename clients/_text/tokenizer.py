@@ -1,5 +1,5 @@
-"""Converts texts and pairs of texts to rows of tokens: one row each, or several windows of a long
-text.
+"""Converts texts and pairs of texts to rows of tokens. Each becomes one row, or several rows if it
+is cut into windows.
 
 A tokenizer's folder contains its files and config.json as transformers saves them. tokenizer.json
 is read directly. If it is missing, transformers' AutoTokenizer reads the vocabulary, which costs
@@ -29,10 +29,10 @@ UNLIMITED = 10**6  # means no limit; transformers writes 1e30 instead
 # longer word into one [UNK] (max_input_chars_per_word), so only texts that consist of such words,
 # or of spaces, lose tokens.
 LONGEST_TOKEN = 100
-# Number of characters that are tokenized at a time. Each takes about 300 bytes until truncation. A
-# portion of hash signs, the slowest input, takes 1.3 s.
+# The number of characters that are tokenized at a time. Each takes about 300 bytes until
+# truncation. A portion of hash signs, the slowest input, takes 1.3 s.
 PORTION = 2**18
-# text of a pair -> (number of tokens, the part of the text that is read)
+# maps a text of a pair to its number of tokens and the part of the text that is read
 Measured = dict[str, tuple[int, str]]
 # maximum number of characters that are read, even if the model accepts more tokens
 LONGEST_TEXT = PORTION
@@ -84,7 +84,7 @@ MODELS_WITH_TYPES = {
     "nomic_bert",
     "squeezebert",
 }
-# Packages that transformers needs for some vocabulary files. The images do not have them.
+# Packages that transformers needs for some vocabulary files. The container images do not have them.
 PACKAGES = {
     "tiktoken.model": "tiktoken",
     "tekken.json": "mistral_common",
@@ -199,7 +199,7 @@ class TextTokenizer:
         return self.part(first, length), self.part(second, length)
 
     def first(self, text: str) -> int:
-        """Return the index of the first character that is read."""
+        """Return the index of the first character of a text that is read."""
         if self.direction != "left":
             return 0
         return max(len(text) - self.max_characters, 0)
@@ -222,9 +222,9 @@ class TextTokenizer:
             yield portion
 
     def _shortened(self, text: Text, measured: Measured) -> Text:
-        """Return a pair with its long texts cut to twice the tokens that the model takes. Otherwise
-        the library would combine every overflowing part of one text with every part of the other,
-        which takes 10 s for two texts of 20,000 hash signs."""
+        """Return a text unchanged, and a pair with its long texts cut to twice as many tokens as
+        the model takes. Without the cut, the library would combine every overflowing part of one
+        text with every part of the other, which takes 10 s for two texts of 20,000 hash signs."""
         if isinstance(text, str):
             return text
         halves = []
@@ -382,7 +382,7 @@ def load_with_transformers(folder: Path) -> Any:
         raise ConfigError(
             folder, f"has a {type(loaded).__name__}, which is written in Python only", REMEDY
         )
-    # Without its vocabulary, transformers returns a tokenizer of special tokens alone.
+    # If the vocabulary is missing, transformers returns a tokenizer of special tokens alone.
     files = {name for key, name in loaded.vocab_files_names.items() if key != "tokenizer_file"}
     if absent := sorted(name for name in files if not (folder / name).is_file()):
         raise ConfigError(folder, f"has neither tokenizer.json nor {', '.join(absent)}", REMEDY)

@@ -19,8 +19,8 @@ from serving.codecs.image import most_memory
 from serving.errors import DecodingError
 
 LONGEST_WAIT = 60.0  # seconds between two checks of the deadline
-# Images count as large if decoding a batch of them takes more bytes than this, which are enough for
-# 2 megapixels.
+# Images count as large if decoding a batch of them takes more than this many bytes, which is enough
+# for 2 megapixels.
 LARGE = 2**24
 # Texts count as long if a batch of them has more characters than this. The tokenizer takes 40 ms
 # for 8,192 hash signs.
@@ -61,9 +61,10 @@ class Item:
 
 @dataclass(frozen=True)
 class Opened:
-    """Items that have been opened and will be decoded together. `index` is the position of the
-    first one in the request. If the item after the last one could not be opened, `mistake` is the
-    error. `memory` is how many bytes decoding the items takes."""
+    """The result of opening `items`, to decode them together. `index` is the position of the first
+    item in the request. `values` are the opened items, which may be fewer than `items`. If the next
+    item could not be opened, `mistake` is its error. `memory` is how many bytes of memory decoding
+    `values` takes."""
 
     index: int
     items: Sequence[Item]
@@ -109,7 +110,7 @@ class Decoder:
             partial(item.load, codec, value, index)
             for index, (item, value) in enumerate(loading, opened.index)
         ]
-        # only images take memory according to their codecs
+        # a codec's `memory` returns more than 0 only for images
         large = [value for value in opened.values if codec.memory(value) > 0]
         if len(large) > 1:
             # copy the context, because it contains the request's time limits (budget.check_time)
@@ -135,10 +136,10 @@ class Decoder:
     def open(
         self, client: ModelClient, index: int, items: Sequence[Item], *, whole: bool = False
     ) -> Opened:
-        """Open the first of the items: as many as can be decoded in the memory that the largest
-        allowed image takes, but at least one. The limit is necessary because a small body can
-        contain many large images. `index` is the position of the first item in the request. If
-        `whole` is true, JPEGs are not reduced."""
+        """Open the first items, as many as can be decoded in the memory that the largest allowed
+        image takes, but at least one. The limit is necessary because a small body can contain many
+        large images. `index` is the position of the first item in the request. If `whole` is true,
+        JPEGs are not reduced."""
         values: list[Any] = []
         memory = 0
         most = most_memory(self.limits.max_image_pixels)
@@ -158,7 +159,7 @@ class Decoder:
 
 
 def _timed(load: Callable[[], Any]) -> tuple[Any, float]:
-    """Call `load`, which decodes an instance. Return the instance, and how many seconds of
-    processor time that took."""
+    """Call `load`, which decodes an instance. Return the instance, and the seconds of processor
+    time that decoding it took."""
     began = thread_time()
     return load(), thread_time() - began

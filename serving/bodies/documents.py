@@ -123,7 +123,7 @@ class FlatBody:
 
 class FlatJob(Job):
     """Calls the model with a flat object. The model may return any number of responses. If the
-    reply is in one piece, there must be exactly one response, as in Triton's generate."""
+    reply is in one piece, there must be exactly one response, as in Triton's generate extension."""
 
     def __init__(self, served: ServedModel, request: Request, body: FlatBody) -> None:
         """Raise InvalidRequest if the object can be answered only with a stream, and no stream was
@@ -143,7 +143,7 @@ class FlatJob(Job):
 
     def prepare(self, before: Step | None = None) -> Step:
         """Return the job's only step. The value of each input, which may be a list, becomes one
-        row, as in Triton's generate."""
+        row, as in Triton's generate extension."""
         model = self.served.model
         reserved = NO_FIELDS | {"id"}
         if self.session:
@@ -165,8 +165,9 @@ class FlatJob(Job):
         return Step(inputs, request_parameters(self, parameters | self.parameters))
 
     def _input(self, spec: TensorSpec, value: Any) -> Tensor:
-        """Return the input as a tensor. It gets the shape that the model declares if the values fit
-        that, and is a flat list otherwise."""
+        """Return the input as a tensor. It gets the shape that the model declares if the number of
+        values fits that shape, and is one-dimensional otherwise. If the model has a batch
+        dimension, the tensor is one row of a batch."""
         try:
             flat = flat_array(spec.datatype, value)
         except InvalidRequest as err:
@@ -186,8 +187,8 @@ class FlatJob(Job):
         return Reply(self.line(responses[0]), version=responses[0].version)
 
     def line(self, result: InferReply) -> bytes:
-        """Return the JSON of a response in the format of Triton's generate. Each output is a value
-        or a flat list, and the keys are sorted."""
+        """Return a response as JSON, in the format of Triton's generate extension. Each output is a
+        value or a flat list, and the keys are sorted."""
         fields: JsonObject = {}
         with reserve_json(result.outputs, self.request.budget):
             for tensor in result.outputs:
@@ -213,8 +214,9 @@ Shape = Instances | TensorBody | FlatBody
 
 
 def read_object(data: bytes, generates: bool = False, stream: str = "") -> Shape:
-    """Parse a JSON object, and return the kind of body that it represents. `generates` and `stream`
-    are passed on to a FlatBody. Raise InvalidRequest or PayloadTooLarge."""
+    """Parse a JSON object, and return it as the kind of body that it represents: Instances,
+    TensorBody or FlatBody. `generates` and `stream` are passed on to a FlatBody. Raise
+    InvalidRequest or PayloadTooLarge."""
     if tensors := _large_tensors(data):
         return TensorBody(tensors, len(data))
     hint = f"; send JSON of one of the shapes {SHAPES}"
@@ -225,7 +227,7 @@ def read_object(data: bytes, generates: bool = False, stream: str = "") -> Shape
 def read_shape(
     document: JsonObject, length: int, generates: bool = False, stream: str = ""
 ) -> Shape:
-    """Return the kind of body that a parsed object of `length` bytes represents. Raise
+    """Return a parsed object of `length` bytes as the kind of body that it represents. Raise
     InvalidRequest."""
     if _are_tensors(document.get("inputs")):
         return TensorBody(_tensors(document), length)

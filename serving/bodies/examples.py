@@ -41,7 +41,7 @@ def try_example(gateway: TritonGateway, decoder: Decoder, served: ServedModel) -
 
 
 def ask_example(gateway: TritonGateway, decoder: Decoder, served: ServedModel) -> None:
-    """Send its example to a model that was just loaded. If it fails, raise a ServingError that
+    """Test a newly loaded model with its example. If the test fails, raise a ServingError that
     helps the model's author: if the client's code failed, LoadFailed names the line."""
     if served.client_error:
         raise LoadFailed(served.client_error)
@@ -54,8 +54,8 @@ def ask_example(gateway: TritonGateway, decoder: Decoder, served: ServedModel) -
 
 
 def _failure_location(cause: BaseException | None) -> str:
-    """Return which exception a client's code raised, and in which line. Return "" if the exception
-    came from Triton."""
+    """Return a message that says which exception a client's code raised, and in which line. Return
+    "" if the exception came from Triton."""
     if cause is None or type(cause).__module__.startswith("grpc"):
         return ""
     last = traceback.extract_tb(cause.__traceback__)[-1]

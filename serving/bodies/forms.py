@@ -34,7 +34,7 @@ FIRST_KEY = re.compile(rb"\w{1,64}=")
 class TextOrForm:
     """A text or a form, whose meaning depends on the model:
 
-    - For a model of tables, it is CSV or JSON. If the body is a form, that is its only file.
+    - For a model of tables, it is CSV or JSON, or a form whose only file is CSV or JSON.
     - For a model of texts, it is a text, or a form with a text in each file.
     - For any model, it can be a form whose fields are the keys of an instance, such as `text`. The
       other fields are parameters.
@@ -74,8 +74,8 @@ class TextOrForm:
         data = self.items[0].raw or b""
         keys = (*client.instance_keys(), *RESERVED)
         beginnings = tuple(f"{key}=".encode() for key in keys)
-        # It counts as a form only if it begins with a known key, because curl declares any body to
-        # be a form.
+        # The body counts as a form only if it begins with a known key, because curl declares any
+        # body to be a form.
         return _parse_fields(data) if data.startswith(beginnings) else {}
 
     def _table(self) -> Instances | CsvBody:

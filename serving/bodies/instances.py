@@ -1,7 +1,7 @@
 """Makes predictions for instances with a model's client: decodes and preprocesses the instances,
 calls the model, and postprocesses its outputs.
 
-This is done in batches of at most max_batch_size instances, and of at most as many as fit into
+This is done in batches. A batch has at most max_batch_size instances, and no more than fit into
 memory together. The predictions are in the order of the instances.
 """
 
@@ -55,7 +55,7 @@ PAUSE = 0.02  # seconds between two attempts to reserve memory
 class Instances:
     """Instances as the caller sent them. If `sample_shape` is true, the reply has the format
     {"modelname", "result"}. If the body is raw, `media_type` is its media type. If the instances
-    are in JSON or a form, `named` is the model that this names."""
+    are in JSON or a form, `named` is the model that the JSON or the form names."""
 
     items: list[Item]
     parameters: Mapping[str, Any] = field(default_factory=dict)
@@ -149,9 +149,9 @@ class InstancesJob(Job):
         self.client = served.require_client()
         self.items = body.items
         self.sample_shape = body.sample_shape
-        self.truncated = 0  # how many instances were cut because the model takes no longer ones
-        # A model with sequences needs one for each request. Without a session, it lasts only for
-        # this request.
+        self.truncated = 0  # how many instances were cut because they are too long for the model
+        # A model with sequences needs a sequence for each request. Without a session, the sequence
+        # lasts only for this request.
         self.sequence = self.session
         if served.sequencing and not self.sequence:
             self.sequence = Session(served.sequencing, served.sequencing.new_id())
@@ -166,8 +166,8 @@ class InstancesJob(Job):
             )
 
     def prepare(self, before: Step | None = None) -> Step:
-        """Return a step with the next rows of the batch to which `before` belongs or, if it has no
-        more rows, with the first rows of the next batch."""
+        """Return a step with the next rows of the batch to which `before` belongs or, if that batch
+        has no more rows, with the first rows of the next batch."""
         batch: Batch | None = before.batch if before else None
         if batch is None:
             batch = self._next_batch(0)
@@ -182,10 +182,10 @@ class InstancesJob(Job):
         )
 
     def _next_batch(self, first: int, holds: bool = False) -> Batch:
-        """Decode and preprocess the instances from index `first` on: in a sequence one instance,
-        otherwise as many as fit into one call and into memory. If the request `holds` the memory of
-        another batch, do not wait for more memory, because requests could then wait for each other
-        forever."""
+        """Decode and preprocess the next instances, the first of which has the index `first`, and
+        return them as a batch. In a sequence, a batch has one instance. Otherwise, it has as many
+        as fit into one call and into memory. If the request `holds` the memory of another batch, do
+        not wait for more memory, because requests could then wait for each other forever."""
         most = 1 if self.sequence else self.client.model.max_batch_size or 1
         most = min(most, self._most_rows())
         with collected() as raw, self.request.timings.stage("decode"):
@@ -234,16 +234,16 @@ class InstancesJob(Job):
             return self._fitting(instances, opened.index)
 
     def _sizes(self, memory: int, tensors: Tensors) -> tuple[int, int]:
-        """Return two sizes in bytes: that of the objects that the client keeps for a batch, and
-        that of the whole batch. Decoding its instances took `memory` bytes."""
+        """Return the size in bytes of the objects that the client keeps for a batch, and the size
+        of the whole batch. Decoding the batch's instances took `memory` bytes."""
         shape, count = _rows(self.client, tensors)
         row = min(self._row_bytes(shape), OUTPUT * MOST_OUTPUT)
         kept = TOKEN * prod(shape) * _objects(self.client, tensors)
         return kept, memory // KEPT + count * row + kept
 
     def _fitting(self, instances: list[Any], first: int) -> tuple[list[Any], Tensors]:
-        """Return as many of the instances as the limits on rows allow, but at least one. Return
-        their tensors too. `first` is the index of the first instance in the request."""
+        """Return as many of the instances as the limits on rows allow, but at least one, and their
+        tensors. `first` is the index of the first instance in the request."""
         try:
             tensors = self._preprocess(instances, first)
         except TooManyRows as err:
@@ -258,7 +258,8 @@ class InstancesJob(Job):
 
     def _row_bytes(self, shape: Sequence[int] = ()) -> int:
         """Return how many bytes the tensors of one row take. `shape` is the shape of one row of an
-        input, and determines the sizes of dynamic dimensions. If it is empty, they count as 1."""
+        input, and determines the sizes of dynamic dimensions. If `shape` is empty, dynamic
+        dimensions count as 1."""
         outputs = self.served.output_bytes(self.client.outputs, shape)
         return INPUT * self.served.input_bytes(shape) + OUTPUT * outputs
 
@@ -284,7 +285,8 @@ class InstancesJob(Job):
         try:
             with self._step_of_client("preprocess"):
                 return self.client.prepare(instances, self.parameters)
-        # the client counts from the start of the batch, but the caller from that of the request
+        # the client numbers instances from the start of the batch, the caller from the start of the
+        # request
         except DecodingError as err:
             raise err.at(first + (err.instance or 0)) from err
 
@@ -427,8 +429,8 @@ def client_parameters(
 
 
 def document(served: ServedModel, items: bytes, version: str, sample_shape: bool) -> bytes:
-    """Return the JSON of the reply. `items` is the JSON that `as_items` returned. It is not written
-    with orjson, which would copy `items` twice."""
+    """Return the JSON of the reply. `items` is the JSON that `as_items` returned. The reply is not
+    written with orjson, which would copy `items` twice."""
     if sample_shape:
         about = orjson.dumps({"modelname": served.public_name})
         return b"".join((about[:-1], b',"result":', items, b"}"))
@@ -465,9 +467,10 @@ def _inputs_of_calls(client: ModelClient, tensors: Tensors) -> Iterator[list[Ten
 
 
 def _rows(client: ModelClient, tensors: Tensors) -> tuple[tuple[int, ...], int]:
-    """Return the shape of one row, and the number of rows. If the inputs differ in length, use the
-    shortest one. Only an input with the positions of masked tokens is shorter than the text, and a
-    model with such an input has outputs only for those positions."""
+    """Return the shape of one row of an input, and the number of rows. If the rows of the inputs
+    differ in length, return the shape of the shortest. Only an input with the positions of masked
+    tokens is shorter than the text, and a model with such an input has outputs only for those
+    positions."""
     shapes = [tensors[spec.name].shape for spec in client.model.inputs if spec.name in tensors]
     shortest = min((shape[1:] for shape in shapes), key=prod, default=())
     return shortest, max((shape[0] for shape in shapes), default=1)

@@ -206,7 +206,7 @@ class RawBody(TensorBody):
 
 def read_inputs(document: schemas.Tensors, binary: bytes | memoryview, length: int) -> list[Tensor]:
     """Return the tensors of a body of `length` bytes. `document` is its JSON, and `binary` is the
-    data after the JSON. Raise InvalidRequest and others."""
+    data after the JSON. Raise a ServingError."""
     inputs = []
     for entry in in_time(document.inputs):
         size = entry.parameters.binary_data_size if entry.parameters else None
@@ -274,9 +274,9 @@ def write_reply(
     own_id: str = "",
     binary: Collection[str] = (),
 ) -> bytes:
-    """Return the JSON of a KServe v2 reply. Of the outputs named in `binary`, it contains only the
-    size of the data. Raise PayloadTooLarge, before anything is written, if the JSON would be too
-    large."""
+    """Return the JSON of a KServe v2 reply. For the outputs named in `binary`, it contains the size
+    of the data instead of the data. Raise PayloadTooLarge, before anything is written, if the JSON
+    would be too large."""
     document: JsonObject = {"id": own_id} if own_id else {}
     document |= {"model_name": served.public_name, "model_version": reply.version}
     if reply.parameters:
@@ -340,8 +340,8 @@ def raw_input(model: Model, data: bytes | memoryview) -> Tensor:
 
 
 def filled(shape: Sequence[int], count: int) -> tuple[int, ...] | None:
-    """Replace the only -1 in the shape, so that a tensor of the shape has `count` elements. Return
-    None if that is impossible."""
+    """Return the shape with its -1, if it has one, replaced so that a tensor of this shape has
+    `count` elements. Return None if that is impossible."""
     fixed = math.prod(size for size in shape if size != -1)
     if not fixed or count % fixed or shape.count(-1) > 1:
         return None

@@ -20,12 +20,12 @@ from serving.headers import LIBSVM
 from serving.request_memory import CELLS, reserve
 
 TOKEN = re.compile(rb"\S+")
-LONGEST_INDEX = 10  # digits of an index
+LONGEST_INDEX = 10  # maximum number of digits of an index
 
 
 @dataclass(frozen=True)
 class LibsvmItem(Item):
-    """A row of LibSVM. Columns that the row leaves out get their values from the client's
+    """A row in LibSVM's format. Columns that the row leaves out get their values from the client's
     `absent`."""
 
     def open(self, client: ModelClient, limits: Limits) -> Any:

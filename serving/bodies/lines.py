@@ -5,8 +5,8 @@ Each line is parsed to a Record. Consecutive records that can share a job are gr
 together.
 
 A wrong line is answered with {"error", "code"} instead of a prediction; the other lines are
-answered normally. An error with a status of 503 or above fails the whole body, so that the platform
-sends it again. For this reason, the reply is sent only when all of its lines are known.
+answered normally. An error with a status of 503 or above makes the whole body fail, so that the
+platform sends it again. For this reason, the reply is sent only when all of its lines are known.
 """
 
 import io
@@ -43,7 +43,8 @@ from serving.triton.gateway import TritonGateway
 
 log = logging.getLogger(__name__)
 LINES_TYPES = (JSON_LINES, "application/x-jsonlines", "application/x-ndjson")
-BATCHES = 4  # batches in a group, so that one can be prepared while Triton runs another
+# How many batches fill a group. With several, one can be prepared while Triton works on another.
+BATCHES = 4
 # The maximum number of bytes that the values of a group of several lines take. The limit leaves
 # memory for other callers.
 MOST_GROUP = 2**24
@@ -256,7 +257,7 @@ def groups(records: Iterator[Record], most: int) -> Iterator[list[Record]]:
 
 
 def _check_line_error(error: ServingError) -> None:
-    """Raise `error` if it must fail the whole body. Do nothing if it may become the answer to its
+    """Raise `error` if it must make the whole body fail. Do nothing if it may be the answer to its
     line."""
     if error.status >= HTTPStatus.SERVICE_UNAVAILABLE:
         raise error

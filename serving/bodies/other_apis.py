@@ -29,7 +29,7 @@ Direction = Annotated[str, Meta(pattern="^[Rr]ight$")]
 
 
 class ApiBody(Struct, forbid_unknown_fields=True, kw_only=True):
-    """A body for a model of one of the `tasks`."""
+    """A body for a model whose task is one of `tasks`."""
 
     model: str | None = None
     tasks: ClassVar[tuple[str, ...]] = ()
@@ -110,8 +110,8 @@ def _tokens_read(tensors: Tensors) -> int:
 
 
 def texts_of(value: str | list[Any], field: str) -> list[Item]:
-    """Return a text, or each text of a list, as an instance. Raise InvalidRequest or
-    PayloadTooLarge."""
+    """Return an Item for each text in `value`, which is one text or a list of texts. Raise
+    InvalidRequest or PayloadTooLarge."""
     if isinstance(next(iter(value), ""), int | list):
         raise InvalidRequest(
             f"the body, '{field}' holds token ids, which mean other tokens to this model; send "

@@ -14,7 +14,7 @@ from serving.bodies.schemas import Count, JsonObject
 
 
 class Document(Struct):
-    """A document that is an object. Other keys are ignored."""
+    """A document that is an object. Keys other than `text` are ignored."""
 
     text: str
 

@@ -29,8 +29,8 @@ Size = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Count = Annotated[int, Meta(ge=1, le=2**63 - 1)]
 UNKNOWN_FIELD = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
 Values = Annotated[list[Any], Meta(extra_json_schema={"items": {}})]
-# Levels of nested lists and objects, for the error message. Python allows 1,000 nested calls, and
-# msgspec uses one for each level.
+# About how many levels deep lists and objects may be nested, for the error message. Python allows
+# 1,000 nested calls, and msgspec uses one for each level.
 DEEPEST = 900
 BOM = b"\xef\xbb\xbf"  # the byte order mark that editors and spreadsheets write before UTF-8
 
@@ -84,7 +84,7 @@ class DataframeSplit(ForClient, kw_only=True):
 
 
 class DataframeRecords(ForClient, kw_only=True):
-    """Rows of a table, each by its columns, as MLflow's clients send them."""
+    """Rows of a table as objects whose keys are the columns, as MLflow's clients send them."""
 
     dataframe_records: list[JsonObject]
 
@@ -151,14 +151,15 @@ class Tensors(Named, kw_only=True):
 
 
 class Flat(Named, kw_only=True):
-    """Inputs by their names, in the format of Triton's generate. Every other key is a parameter."""
+    """Inputs by their names, in the format of Triton's generate extension. Every other key is a
+    parameter."""
 
     id: str | int | None = None
     parameters: Parameters | None = None
 
 
 class RepositoryIndex(Struct, forbid_unknown_fields=True):
-    """Which models the index lists: only those that are ready, or all."""
+    """Selects which models the index lists: only those that are ready, or all."""
 
     ready: bool = False
 

@@ -25,7 +25,8 @@ from serving.model_status.served_model import ServedModel
 from serving.request import UNNAMED, Request, Target
 from serving.request_memory import ITEM, reserve
 
-HEADER = {"present": True, "absent": False}  # the media type's parameter `header` (RFC 4180)
+# maps the values of the media type's parameter `header` (RFC 4180) to whether there is a header row
+HEADER = {"present": True, "absent": False}
 
 
 @dataclass(frozen=True)
@@ -46,9 +47,9 @@ class CsvItem(Item):
 
 @dataclass(frozen=True)
 class CsvBody:
-    """A table in CSV. `header` says whether the first row is a header. If it is None, the first row
-    is a header if it names the model's columns. If `can_be_lines` is true and the caller accepts
-    JSON lines, each row is answered with a line, as batch transform expects."""
+    """A table in CSV. `header` says whether the first row is a header. If `header` is None, the
+    first row counts as a header if it names the model's columns. If `can_be_lines` is true and the
+    caller accepts JSON lines, each row is answered with a line, as batch transform expects."""
 
     data: bytes
     header: bool | None = None
@@ -71,7 +72,7 @@ class CsvBody:
         return InstancesJob(served, request, Instances(items, self.parameters))
 
     def items(self, client: ModelClient) -> Iterator[Item]:
-        """Yield the rows. Raise InvalidRequest, DecodingError, TooLate and others."""
+        """Yield the rows. Raise a ServingError."""
         check_media_type(client, CSV)
         rows = _rows(in_time(io.BytesIO(self.data.removeprefix(BOM))))
         first = next(rows, None)
@@ -112,8 +113,8 @@ class CsvBody:
 
 
 def read_csv(data: bytes, header: str) -> CsvBody:
-    """Return the body for CSV. `header` is the media type's parameter of that name, or "" if it is
-    missing. Raise InvalidRequest."""
+    """Return `data` as a CsvBody. `header` is the value of the media type's parameter `header`
+    ("present" or "absent"), or "" if that is missing. Raise InvalidRequest."""
     if header and header not in HEADER:
         raise InvalidRequest(f"text/csv; header={header[:40]}: it is present or absent")
     return CsvBody(data, HEADER.get(header))
@@ -128,7 +129,7 @@ ITS_END = re.compile(QUOTED + FURTHER)
 
 
 def _rows(lines: Iterable[bytes]) -> Iterator[bytes]:
-    """Join lines to rows, and yield the rows. A row has several lines if a quoted cell contains
+    """Join lines into rows, and yield the rows. A row has several lines if a quoted cell contains
     line breaks. Skip empty rows."""
     row = bytearray()
     for line in lines:

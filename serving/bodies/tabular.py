@@ -26,7 +26,7 @@ NOT_ONE = f"the model's predictions are not one array; {JSON_INSTEAD}"
 
 
 def predictions_as_csv(predictions: Sequence[Any]) -> bytes:
-    """Return one line of CSV for each prediction, which contains its values in order. Lists and
+    """Return one line of CSV for each prediction, with the prediction's values in order. Lists and
     objects are flattened."""
     return _written(list(_cells(prediction)) for prediction in predictions)
 
@@ -55,8 +55,8 @@ def joined(arrays: Sequence[Array]) -> Array:
 
 
 def tensor_reply(served: ServedModel, result: InferReply, kind: str, budget: Budget) -> Reply:
-    """Return the outputs as CSV or as an npy file, depending on the media type `kind`. Raise
-    NotAcceptable."""
+    """Return a reply with the outputs as CSV or as an npy file, depending on the media type `kind`.
+    Raise NotAcceptable."""
     if kind == CSV:
         return Reply(_tensors_as_csv(result.outputs, budget), CSV, result.version)
     outputs = result.outputs
@@ -90,8 +90,8 @@ def write_npy(array: Array, budget: Budget) -> bytes:
 
 
 def _tensors_as_csv(tensors: Sequence[Tensor], budget: Budget) -> bytes:
-    """Return one line of CSV for each row, which contains the values of all tensors in that row.
-    Raise NotAcceptable or PayloadTooLarge."""
+    """Return one line of CSV for each row, with the values of all tensors in that row. Raise
+    NotAcceptable or PayloadTooLarge."""
     counts = {_count(tensor) for tensor in tensors}
     if len(counts) != 1:
         raise NotAcceptable(f"the outputs have different numbers of rows; {JSON_INSTEAD}")

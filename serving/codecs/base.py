@@ -35,7 +35,8 @@ class Codec(ABC):
     takes time and memory.
 
     `expected` says in error messages what JSON to send. If that is an object, `part` is the field
-    that contains the instance, and `keys` are all the fields that are read (None: any fields).
+    that contains the instance, and `keys` are all the fields that are read (None if any fields are
+    allowed).
     """
 
     name: str

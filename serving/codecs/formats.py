@@ -25,8 +25,8 @@ ANIMATED = {"GIF", "PNG", "WEBP", "TIFF"}
 # pixels to convert at a time; each takes up to 16 bytes during the conversion
 STRIP_PIXELS = 2**20
 WHITE_IS_ZERO = 0  # a value of the TIFF tag PhotometricInterpretation
-# pixels, as in libjpeg (JPEG_MAX_DIMENSION). To resize an image that is a single line of 89 million
-# pixels, Pillow would take gigabytes.
+# The maximum number of pixels on a side, as in libjpeg (JPEG_MAX_DIMENSION). To resize an image
+# that is a single line of 89 million pixels, Pillow would take gigabytes.
 LONGEST_SIDE = 65_500
 
 # the TIFF tags that determine how much libtiff decodes at a time, and with which decoder
@@ -43,8 +43,8 @@ SIZE_TAGS = {
 WHOLE_NUMBERS = {TiffTags.SHORT, TiffTags.LONG}
 BIG_TIFF = 43  # the version number of BigTIFF, which has 64-bit offsets
 
-MOST_VALUES = 2**17  # values in a tag; Pillow turns each into a Python object
-MOST_FRACTIONS = 2**12  # fractions in a tag; Pillow takes 2.4 µs for each
+MOST_VALUES = 2**17  # maximum number of values in a tag; Pillow turns each into a Python object
+MOST_FRACTIONS = 2**12  # maximum number of fractions in a tag; Pillow takes 2.4 µs for each
 FRACTIONS = {TiffTags.RATIONAL, TiffTags.SIGNED_RATIONAL}
 WHOLE = {TiffTags.BYTE, TiffTags.ASCII, TiffTags.UNDEFINED}  # types whose data is a single value
 
@@ -120,8 +120,8 @@ def _pixels_at_once(image: Image.Image, tags: TiffImagePlugin.ImageFileDirectory
 
 
 def is_in_one_scan(image: Image.Image, data: bytes) -> bool:
-    """Return whether a single scan of a JPEG contains all of its pixels, which takes much less
-    memory to decode. `data` is the file."""
+    """Return whether a JPEG has all of its pixels in a single scan. Decoding such a JPEG takes much
+    less memory. `data` is the file."""
     at = data.find(START_OF_SCAN) + SCAN_COMPONENTS
     components = getattr(image, "layers", 0)
     return "progressive" not in image.info and data[at : at + 1] == bytes([components])

@@ -29,7 +29,8 @@ Pixels = NDArray[np.uint8]
 # Pillow's other formats start programs or decode on open. Pillow opens MPO files as JPEG.
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
 JPEG = ("JPEG", "MPO")
-# enough for two images: the decoded one, and its conversion to RGB or its rotated copy
+# Bytes of memory per pixel, enough for two images: the decoded one, and its conversion to RGB or
+# its rotated copy.
 BYTES_PER_PIXEL = 2 * PIXEL
 PAIR = int.from_bytes(START_OF_SCAN, "little")
 # How many times Pillow may read from the file while it opens the header. The header of a photo has
@@ -269,6 +270,6 @@ class EncodedImageCodec(ImageCodec):
         Header(data, limits)
         return data
 
-    # replace ImageCodec's methods by the defaults, because nothing is decoded
+    # replace ImageCodec's methods with the defaults, because nothing is decoded
     load = Codec.load
     memory = Codec.memory

@@ -3,7 +3,7 @@ else; docs/errors.md has a table of all limits.
 
 The number of requests and the memory that they take are both limited, in total and per model,
 across all of gunicorn's workers. The workers share the counters (model_status/shared_files.py)
-without a lock, so the limit on requests may be exceeded by a few.
+without a lock, so a few requests more than the limit may be admitted.
 
 If several models are served, each of them may hold at most as many requests, and as many bytes of
 bodies, as are free. So the first model that hangs occupies half of the total, and the second a

@@ -39,14 +39,15 @@ def on_starting(server: Any) -> None:
 
 def pre_fork(server: Any, worker: Any) -> None:
     """Choose the row in which the new worker counts requests. Exclude the objects that exist before
-    the fork from its garbage collection, which would otherwise take 0.2 s when the worker ends."""
+    the fork from the worker's garbage collection, which would otherwise take 0.2 s when the worker
+    ends."""
     _services(server).admission.add_worker(worker.age)
     gc.freeze()
 
 
 def post_fork(_server: Any, _worker: Any) -> None:
-    """Make the new worker's threads wait less long for each other, because of the GIL and of the
-    garbage collector."""
+    """Shorten the time for which the new worker's threads wait for the GIL and for the garbage
+    collector."""
     sys.setswitchinterval(SWITCH_SECONDS)
     gc.set_threshold(*GARBAGE)
 

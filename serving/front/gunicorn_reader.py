@@ -11,8 +11,8 @@ from gunicorn.http.body import LengthReader
 
 
 def pre_request(_worker: Any, request: Any) -> None:
-    """Replace the reader of a body of known length by a faster one. gunicorn calls this hook before
-    it calls the app (gunicorn_config.py)."""
+    """Replace the reader of a body of known length with a faster one. gunicorn calls this hook
+    before it calls the app (gunicorn_config.py)."""
     if isinstance(request.body.reader, LengthReader):
         request.body = io.BufferedReader(BodyReader(request.unreader, request.body.reader.length))
 

@@ -95,8 +95,9 @@ class Incoming(flask.Request):
             return monotonic()
 
     def whole(self) -> bytes:
-        """Return the whole body, decompressed. nginx always sends the length of a body, so without
-        a Content-Length there is none. Raise PayloadTooLarge, Overloaded and others."""
+        """Return the whole body, decompressed. nginx always sends the length of a body, so a
+        request without a Content-Length has no body. Raise a ServingError or one of werkzeug's
+        HTTPExceptions."""
         length = self.content_length or 0
         limit = flask.current_app.config["MAX_CONTENT_LENGTH"]
         if length > limit:
@@ -119,8 +120,8 @@ class Incoming(flask.Request):
             pass
 
     def reply_headers(self) -> dict[str, str]:
-        """Return headers for the reply to an inference request. nginx logs their values. It also
-        adds a header with the request's id."""
+        """Return headers for the reply to an inference request. nginx logs their values, and adds a
+        header with the request's id."""
         attributes = self.header(ATTRIBUTES)
         headers = {
             ATTRIBUTES: attributes if len(attributes) <= LONGEST_ATTRIBUTES else "",

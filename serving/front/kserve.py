@@ -78,7 +78,7 @@ def model_ready(name: str, version: str | None = None) -> Response:
 def index() -> Response:
     """List the versions of all models with their states in Triton.
 
-    The body is empty, or {"ready": true} for those that are ready.
+    The body is empty, or {"ready": true} to list only the versions that are ready.
     """
     data = incoming().get_data()
     only_ready = bool(data) and read(RepositoryIndex, data).ready

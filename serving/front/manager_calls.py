@@ -36,7 +36,7 @@ def ask_manager(
 
 
 def want_model(settings: Settings, name: str) -> None:
-    """Make the model manager begin to load a model. Ignore it if the manager does not answer,
+    """Make the model manager begin to load a model. If the manager does not answer, do nothing,
     because Registry calls this function again. Raise the error that says why the model cannot be
     loaded, or TooLate."""
     if not is_nameable(name):

@@ -55,7 +55,7 @@ example_routes = Blueprint("examples", __name__)
 
 def managed(view: Callable[..., Response]) -> Callable[..., Response]:
     """Wrap a view so that it requires the header in SERVE_MANAGEMENT_SECRET ("HEADER=VALUE"), and
-    takes a slot for the request. The view then may raise Forbidden or Overloaded."""
+    takes a slot for the request. The view may then raise Forbidden or Overloaded."""
 
     @wraps(view)
     def guarded(**names: str) -> Response:
@@ -93,7 +93,7 @@ def _counted(counter: str) -> Iterator[None]:
 def answer_example(name: str) -> Response:
     """Test the model with its example. Reply with the reason why it fails, or "" if it does not.
 
-    Only the model manager may ask, so requests through nginx get 404.
+    Only the model manager may call this route, so requests through nginx get 404.
     """
     if FORWARDED in incoming().headers:
         abort(HTTPStatus.NOT_FOUND)
@@ -115,7 +115,7 @@ def answer_example(name: str) -> Response:
 def models() -> Response:
     """List all models with their versions, states, clients, inputs and outputs.
 
-    `version` is the version of this server. `refused` lists the changes of model folders that are
+    `version` is the version of this server. `refused` lists the changes to model folders that are
     not served. With SERVE_MODELS=on-demand, these are models that could not be loaded, and
     `not_loaded` names the first 1,000 models that a call would load.
     """
@@ -222,7 +222,7 @@ def load() -> Response:
 @_counted("unloads")
 @managed
 def unload(name: str) -> Response:
-    """Unload a model: 200 once its memory is free, 404 if it is not loaded."""
+    """Unload a model. Answers 200 once its memory is free, or 404 if it is not loaded."""
     _ask("DELETE", name=name)
     return Response(status=200, mimetype="application/json")
 
@@ -230,7 +230,7 @@ def unload(name: str) -> Response:
 @naming_routes.get("/models/<path:name>")
 @managed
 def get(name: str) -> Response:
-    """Return the name and URL of a model: 200, or 404 if it is not loaded."""
+    """Return the name and URL of a model. Answers 404 if the model is not loaded."""
     entry = services().registry.table.look().entries.get(name)
     if entry is None or entry.state != READY:
         raise ModelNotLoaded(name)

@@ -64,7 +64,7 @@ page_routes = Blueprint("page", __name__)
 @openapi_routes.get("/openapi.json")
 @managed
 def openapi() -> Response:
-    """Return the API of this server as OpenAPI 3.1."""
+    """Return a description of this server's API, in OpenAPI 3.1."""
     clients = {name: client_class(name) for name in client_names()}
     codes = _codes()
     paths: dict[str, JsonObject] = {}
@@ -157,7 +157,7 @@ def _parameters(path: str, method: str) -> Iterator[JsonObject]:
 
 
 def _json(schema: JsonObject) -> JsonObject:
-    """Return the content of a JSON body or reply with the schema."""
+    """Return the `content` of a body or reply that is JSON with this schema."""
     return {JSON_TYPE: {"schema": schema}}
 
 
@@ -183,7 +183,7 @@ def _body(path: str, clients: JsonObject) -> JsonObject:
 
 
 def _files(clients: JsonObject) -> JsonObject:
-    """Return the content of a body that is not JSON."""
+    """Return the `content` of a body that is not JSON: each media type with its schema."""
     kinds = {*LINES_TYPES, NPY_TYPE, BINARY_TYPE}
     for client in clients.values():
         kinds.update(client.codec.media_types)
@@ -273,7 +273,7 @@ def example(name: str) -> Response:
     content = file.read_bytes() if file else served.example()
     kind = mimetypes.guess_type(called)[0] or "application/octet-stream"
     response = Response(content, mimetype=kind, headers={"X-Content-Type-Options": "nosniff"})
-    # make the browser download the file, so that it never shows it as a page of this server
+    # make the browser download the file instead of showing it as a page of this server
     response.headers.set("Content-Disposition", "attachment", filename=called)
     return response
 

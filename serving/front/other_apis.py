@@ -86,13 +86,14 @@ def _add_converter(state: BlueprintSetupState) -> None:
 
 
 def read_api(body: type[ApiBody], source: Incoming) -> ApiBody:
-    """Parse the whole body of the request as a `body`. Raise InvalidRequest or PayloadTooLarge."""
+    """Parse the whole body of the request, and return it as an object of the class `body`. Raise
+    InvalidRequest or PayloadTooLarge."""
     return body.of(source.whole())
 
 
 def read_by_attribute(source: Incoming) -> ApiBody:
     """Parse the body of a request to /invocations as if it had been sent to the route that the
-    attribute `route` names. Raise InvalidRequest and others."""
+    attribute `route` names. Raise a ServingError or an HTTPException."""
     route = source.attributes[ROUTE]
     if route not in BY_ATTRIBUTE:
         raise InvalidRequest(f"Custom-Attributes: {unknown('route', route, BY_ATTRIBUTE)}")

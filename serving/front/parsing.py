@@ -15,8 +15,8 @@ from serving.request import PATH, RESERVED, Request, Target
 
 
 def read_request(source: Incoming, body: Body, route: Target) -> Request:
-    """Return the Request for what Flask received. `route` is the model that the path or the header
-    Target-Model names. Raise InvalidRequest."""
+    """Convert the request that Flask received to a Request. `route` is the model that the path or
+    the header Target-Model names. Raise InvalidRequest."""
     app = services()
     accept = source.header("Accept")
     query: Mapping[str, str] = {}
@@ -43,8 +43,8 @@ def _target(
     attributes: Mapping[str, str], query: Mapping[str, str], body: Body, route: Target
 ) -> Target:
     """Return the model and version that the request names. A model in the path overrides all other
-    names. Otherwise, raise InvalidRequest if two parts of the request name different models. In any
-    case, raise it if they name different versions.
+    names. Otherwise, raise InvalidRequest if two parts of the request name different models. In
+    either case, raise it if they name different versions.
 
     In a body of lines, a line that disagrees is answered with an error line instead
     (bodies/lines.py).
@@ -71,7 +71,7 @@ def _target(
 
 
 def read_invocation(source: Incoming) -> Body:
-    """Parse the body of a request to /invocations. Raise InvalidRequest and others."""
+    """Parse the body of a request to /invocations. Raise a ServingError or an HTTPException."""
     settings = services().settings
     if ROUTE in source.attributes and settings.doors:
         return read_by_attribute(source)

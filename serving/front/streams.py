@@ -73,8 +73,8 @@ def stream_reply(source: Incoming, job: Job) -> Response:
 
 def response_of(source: Incoming, reply: Reply) -> Response:
     """Return the Flask response for a reply in one piece. If the reply is too large for nginx to
-    buffer, it keeps its slot until the caller has read it, and a caller that reads too slowly is
-    cut off."""
+    buffer, the request keeps its slot until the caller has read the reply, and a caller that reads
+    too slowly is cut off."""
     connection = source.environ.get("gunicorn.socket")
     length = len(reply.content)
     if connection is None or length <= KEPT:
