@@ -46,7 +46,7 @@ class Examples(threading.Thread):
 
     def step(self) -> float:
         """Test each model that has not answered its example yet. Return the seconds until the next
-        test, or 0 to wait until the table changes."""
+        test, or 0 if there is nothing to test until the table changes."""
         models = self.manager.models()
         pending = [
             entry

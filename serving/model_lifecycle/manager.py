@@ -132,8 +132,8 @@ class Manager:
 
     @contextmanager
     def changing(self, name: str, seconds: float | None = None) -> Iterator[None]:
-        """Hold the model's lock, so that only one thread loads, unloads or recovers it. Wait up to
-        `seconds` for the lock (default: the time limit of a load). Raise TritonTimeout."""
+        """Hold the model's lock, so that only one thread loads, unloads or recovers the model. Wait
+        up to `seconds` for the lock (default: the time limit of a load). Raise TritonTimeout."""
         if seconds is None:
             seconds = self.load_timeout
         lock = self._changing.setdefault(name, threading.Lock())
@@ -192,11 +192,13 @@ class Manager:
 
     def unload(self, entry: Entry) -> None:
         """Wait until the calls in flight have ended, make Triton unload the model, and remove it
-        from the table. Raise TritonTimeout or TritonUnavailable.
+        from the table.
 
-        Triton waits for a process that hangs, and forever for one that has died. So if the unload
-        takes longer than UNLOAD_SECONDS, kill the model's processes and call `unload_dead`. Triton
-        also waits until a load of the model has ended, so kill the processes that are being loaded.
+        While it unloads a model, Triton waits for a process that hangs, and forever for one that
+        has died. So if the unload takes longer than UNLOAD_SECONDS, kill the model's processes and
+        call `unload_dead`. Triton also waits until a load of the model has ended. So if the model
+        is still being loaded, first kill its processes, which ends the load. Raise TritonTimeout or
+        TritonUnavailable.
         """
         self.move(entry, Event.UNLOAD)
         seconds = self.load_timeout
@@ -235,8 +237,8 @@ class Manager:
         return not self._states(entry) & {"READY", "UNLOADING"}
 
     def drop(self, entry: Entry) -> None:
-        """Remove a model that failed to load, and the parts of its ensemble that did load. Remove
-        the staged folders first, so that a new tritonserver does not load them."""
+        """Remove a model that failed to load and, for an archive, those of its parts that did load.
+        Remove the staged folders first, so that a new tritonserver does not load them."""
         self.unstage(entry)
         for name in self.staged_names(entry):
             with suppress(ServingError):
@@ -326,7 +328,7 @@ class Manager:
         """Return the versions of a model that a new tritonserver has loaded, or () while it is
         still loading them. If it could not load the model, try once more, because the index does
         not contain every reason, and because ONNX Runtime may be able to load a model that OpenVINO
-        rejects. Raise LoadFailed. `states` maps the versions to their states in the index."""
+        rejects. `states` maps the versions to their states in the index. Raise LoadFailed."""
         if ready := tuple(number for number, state in states.items() if state == "READY"):
             return ready
         if not {"LOADING", "UNLOADING"}.isdisjoint(states.values()):
