@@ -129,8 +129,8 @@ class ServedModels(dict[tuple[str, str, str], ServedModel]):
         self._locks: dict[tuple[str, str, str], threading.Lock] = {}
 
     def __missing__(self, key: tuple[str, str, str]) -> ServedModel:
-        """Create the ServedModel for this key, and remove those that are no longer in the table.
-        Raise a ServingError."""
+        """Create and return the ServedModel for this key. Remove the ServedModels whose keys are no
+        longer in the table. Raise a ServingError."""
         entries = {entry.key: entry for entry in self._table.look().entries.values()}
         for old in [locked for locked in list(self._locks) if locked not in entries]:
             self._locks.pop(old, None)
