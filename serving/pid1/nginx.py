@@ -92,8 +92,8 @@ def nginx(
 
 def nginx_configuration(settings: Settings) -> str:
     """Return the text of nginx.conf, made from the template. {{name}} is replaced by its entry in
-    `values`, or else by the setting of that name. A section {{#name}} … {{/name}} is removed if
-    its value is false."""
+    `values`, or else by the setting of that name. A section {{#name}} … {{/name}} is removed if the
+    value for `name` is false."""
     roomy = max(USUAL_CONNECTIONS, 2 * FILES_PER_REQUEST * settings.max_concurrency)
     connections = min(raise_file_limit(settings.max_concurrency) - OWN_FILES, roomy)
     values = {

@@ -106,7 +106,7 @@ class _Running:
     process: Process
     child: subprocess.Popen[bytes]
     check: HealthCheck | None
-    started: float  # on FILE_CLOCK
+    started: float  # time.clock_gettime(FILE_CLOCK)
 
     def clean_up(self) -> None:
         """End the health check of a process that has ended, and remove its leftovers."""
