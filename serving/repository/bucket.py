@@ -35,10 +35,11 @@ CLIENT = {
 }
 RETRIES = {"max_retries": 2, "retry_timeout": timedelta(hours=1)}
 PAGE = 1_000  # objects that one request lists
-MOST_OBJECTS = 10 * PAGE  # objects that are listed; a model folder must have fewer
+MOST_OBJECTS = 10 * PAGE  # the maximum number of objects listed; a model folder must have fewer
 LIST_SECONDS = 30.0  # seconds for which a list of names is used before it is read again
 PIECE = 2**20  # bytes of an object that are in memory at a time
-# Bytes of an object's URL. S3 answers 400 if the key, which is a part of the URL, is longer.
+# The maximum size of an object's URL in bytes. S3 answers 400 if the key, which is a part of the
+# URL, is longer than that.
 LONGEST_URL = 1024
 # The reasons to show instead of obstore's error messages, which quote URLs and replies that may
 # contain credentials. The keys are patterns for the beginning of a line in the message; the first

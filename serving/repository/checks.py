@@ -39,10 +39,10 @@ THREADS = {
     "INFERENCE_NUM_THREADS",
 }
 EXTENSION = "CPU_EXTENSION_PATH"
-# Names of Python models and their files. The pattern is strict, because Triton starts the stub of
-# such a model through a shell.
+# Matches valid names of Python models and of their files. The pattern is strict, because Triton
+# starts the stub of such a model through a shell.
 STARTABLE = re.compile(r"[A-Za-z0-9._-]{1,255}")
-# names from which Triton derives the file name of a library
+# matches valid names from which Triton derives the file name of a library
 _LIBRARY = re.compile(r"(?!\.)[A-Za-z0-9._-]*")
 
 

@@ -8,7 +8,7 @@ from serving.errors import ConfigError
 from serving.repository.layout import CONFIG, folders_in, is_model, versions
 from serving.repository.model_config import ENSEMBLE, Unreadable, backend_of, parts_of, read_file
 
-LISTED = 8  # names listed in a message
+LISTED = 8  # the maximum number of names listed in a message
 
 
 def check_parts(folder: Path, others: Sequence[Path]) -> None:

@@ -56,8 +56,8 @@ def is_model(folder: Path) -> bool:
 
 
 def holds_models(folder: Path) -> bool:
-    """Return whether the folder contains a model, or something that may be meant as a model, whose
-    mistakes must be reported."""
+    """Return whether the folder contains models, possibly in the wrong place, or cannot be read. If
+    so, `serve` uses it or reports its mistakes."""
     try:
         return is_model(folder) or any(
             is_model(child) or has_a_model(child) for child in folders_in(folder)

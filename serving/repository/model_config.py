@@ -15,7 +15,7 @@ from serving.repository.layout import CONFIG, PLATFORMS, config_file, own_client
 from serving.settings.table import Settings
 
 MESSAGES = "tritonclient.grpc.model_config_pb2"
-ENSEMBLE = "ensemble"  # a result of backend_of
+ENSEMBLE = "ensemble"  # what backend_of returns for an ensemble
 BACKEND = {"platform", "backend", "default_model_filename"}  # fields that determine the backend
 SEQUENCE_IDLE_SECONDS = 1.0  # Triton's default (sequence_batch_scheduler.cc)
 PLAN_REMEDIES = (

@@ -10,7 +10,7 @@ from serving.errors import ConfigError
 # Limits for an archive. The contents of linked folders count too, because Triton follows such links
 # when it looks for changes.
 MOST_ENTRIES = 200_000  # files and folders: a conda environment with torch has about 60,000
-LONGEST_NAME = 1024  # characters of a model's name
+LONGEST_NAME = 1024  # characters in a model's name
 DEEPEST = 64  # levels of nested folders; a conda environment has about 20
 
 

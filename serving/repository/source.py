@@ -58,8 +58,8 @@ class Source(ABC):
     @abstractmethod
     def write(self, found: Found, folder: Path, take: Callable[[int], None]) -> None:
         """Write the model into a new folder. Call `take` with the sizes of its files (cache.py).
-        Raise BadArchive, OSError or Unreachable; FileNotFoundError if the model, or a part of it,
-        no longer exists."""
+        Raise BadArchive, OSError or Unreachable. The OSError is a FileNotFoundError if the model,
+        or a part of it, no longer exists."""
 
     @contextmanager
     def archive(self, found: Found) -> Iterator[Archive]:
