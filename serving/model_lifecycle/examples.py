@@ -21,7 +21,7 @@ from serving.model_status.states import READY
 from serving.model_status.table import Entry, Models
 
 log = logging.getLogger(__name__)
-NO_WORKER = 0.1  # seconds to wait if no worker responded, because gunicorn is starting
+NO_WORKER = 0.1  # seconds to wait if no worker responded, for example while gunicorn starts
 NO_VERDICT = 1.0  # seconds to wait if a worker could not tell whether the model works
 
 

@@ -30,8 +30,8 @@ from serving.triton.quirks import PREFACE, STUB_SECONDS
 
 log = logging.getLogger(__name__)
 PAUSE = 0.05
-# Seconds after which the processes of a model that Triton is still unloading are killed. An unload
-# usually takes 1.7 s, and no call is in flight any more.
+# If Triton takes more than this many seconds to unload a model, the model's processes are killed.
+# An unload usually takes 1.7 s, and no call is in flight any more when it begins.
 UNLOAD_SECONDS = 15.0
 
 
@@ -90,7 +90,7 @@ class Manager:
 
     def start_server(self, pid: int) -> None:
         """Record the process id of a new tritonserver, or 0 if there is none. If there was one
-        before, all models must be loaded again."""
+        before, mark all models as loading."""
 
         def change(models: Models) -> Models:
             if models.server:

@@ -304,8 +304,8 @@ def _wanted(settings: Settings, folders: Mapping[str, ModelFolder]) -> set[str]:
 
 
 def _parts_first(folders: Mapping[str, ModelFolder]) -> list[str]:
-    """Return the models in topological order, each after the models that it calls. Raise
-    Rejected."""
+    """Return the names of the models in topological order, each after those of the models that it
+    calls. Raise Rejected."""
     calls = {name: set(folders[name].parts) & folders.keys() for name in sorted(folders)}
     try:
         return list(TopologicalSorter(calls).static_order())

@@ -40,8 +40,8 @@ def _row_size(spec: TensorSpec) -> tuple[int, int]:
 
 
 def _row_bytes(specs: Iterable[TensorSpec], shape: Sequence[int]) -> int:
-    """Return the total size in bytes of one row of each tensor. The last dimensions of `shape` are
-    used as the lengths of the dynamic dimensions."""
+    """Return the size in bytes of one row of all tensors together. The last dimensions of `shape`
+    are used as the lengths of the dynamic dimensions."""
     total = 0
     for spec in specs:
         size, dynamic = _row_size(spec)
