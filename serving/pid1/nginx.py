@@ -21,7 +21,7 @@ TEMPLATE = ROOT / "nginx.conf"
 SECTION = re.compile(r"^ *\{\{#(\w+)\}\}\n(.*?)^ *\{\{/\1\}\}\n", re.MULTILINE | re.DOTALL)
 FEWEST_REQUESTS = 512
 # Maximum number of simultaneous uploads of 4 MB or more, which nginx keeps in files. The limit is
-# lower if this many bodies would not fit into the memory for requests.
+# lower if the memory for requests cannot hold MOST_UPLOADS bodies of the maximum size.
 MOST_UPLOADS = 64
 NGINX_FOLDERS = "/usr/sbin:/usr/local/sbin"  # these are not on every user's PATH
 USUAL_CONNECTIONS = 4096  # connections of an nginx worker, including those of idle callers

@@ -103,7 +103,7 @@ def _mistakes(name: str, folder: Path, file: Path, settings: Settings) -> Iterat
         yield mistake
     if mistake := mistake_of_client(folder, config, settings):
         yield mistake
-    elif config.input and config.output:  # otherwise Triton reads them from the model's file
+    elif config.input and config.output:  # otherwise Triton finds the tensors in the model's file
         yield from _mistakes_of_client(describe_model(name, folder, config))
 
 
