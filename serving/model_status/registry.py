@@ -126,7 +126,7 @@ class Registry:
 
     def _wait(self, name: str, want: Callable[[str], None]) -> None:
         """Wait until the model is loaded. Call `want` repeatedly, because the manager may be
-        restarted, and the new one does not know what the old one was loading."""
+        restarted, and the new manager does not know what the old one was loading."""
         wanted = -WANT_SECONDS
         try:
             while True:
