@@ -23,7 +23,8 @@ POLL = 10.0  # seconds between checks of an endpoint
 
 
 def scale(options: Scale, aws: Aws) -> None:
-    """Register the endpoint's variant and its scaling policy, or remove both."""
+    """Register the endpoint's variant and a scaling policy with Application Auto Scaling, or remove
+    both."""
     require(options, aws)
     if options.remove:
         was_scaled = autoscale.remove(aws, options.name)

@@ -91,8 +91,8 @@ def endpoint_config(options: Endpoint, aws: Aws, base: Reply, model: str) -> Rep
 
 def kept(aws: Aws, operation: str, described: Reply) -> Reply:
     """Return the request that would recreate a resource from its description, without its name and
-    tags. According to botocore's model, both have the same fields, except that a description has
-    additional ones, such as the time of creation."""
+    tags. According to botocore's model, the request and the description have the same fields,
+    except that a description has additional ones, such as the time of creation."""
     name = f"{operation.removeprefix('Create')}Name"
     known = aws.input_shape("sagemaker", operation).members.keys() - {name, "Tags"}
     parameters = {

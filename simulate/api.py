@@ -212,7 +212,7 @@ class Server:
     """An HTTP server for the API, which runs in separate threads."""
 
     def __init__(self, host: str, port: int, app: Flask) -> None:
-        """Raise OSError if the server cannot listen on the port."""
+        """Start the server. Raise OSError if it cannot listen on the port."""
         with socket.create_server((host, port), backlog=256) as listener:
             self._server: BaseWSGIServer = make_server(
                 host, port, app, threaded=True, request_handler=_Handler, fd=listener.fileno()

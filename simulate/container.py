@@ -37,7 +37,7 @@ from simulate.errors import TOO_LATE, InternalFailure, ModelError
 from simulate.ports import PortPicker
 from simulate.rules import Journal
 
-# the same as on the platform
+# these values are the same as on the platform
 PORT = 8080
 SAFE_PORTS = "23000-23999"
 MODEL = "/opt/ml/model"
@@ -327,8 +327,8 @@ class Container:
         )
 
     def ping(self) -> str:
-        """Send a /ping. Return what is wrong with the reply, or "" if the container is healthy.
-        Complain if the reply breaks another rule."""
+        """Send a request to /ping. Return what is wrong with the reply, or "" if the container is
+        healthy. Complain if the reply breaks another rule."""
         limit = self.journal.limit("ping-time")
         try:
             reply = self.send("GET", "/ping", None, {}, time.monotonic() + limit)

@@ -20,8 +20,8 @@ from simulate.rules import Journal
 TICK = 0.2  # seconds between checks of the container
 PAUSE = 1.0  # seconds before a container is restarted
 VARIANT = "AllTraffic"
-# How often a call is sent at most. It is sent again if the container has lost the model, or has no
-# memory for it.
+# The maximum number of times that a call is sent. It is sent again if the container has lost the
+# model, or has no memory for it.
 ATTEMPTS = 3
 
 

@@ -201,8 +201,8 @@ class Models:
             raise ModelError("NAME", status, body)
 
     def _evict_or_wait(self) -> bool:
-        """Evict a model. If none can be evicted, wait briefly, and return False if no other model
-        is loaded or being loaded."""
+        """Evict a model and return True. If none can be evicted, wait briefly, and return whether
+        any other model is loaded or being loaded."""
         if self.evict():
             self._journal.count("evictions for a 507")
             return True

@@ -71,7 +71,8 @@ def read(operation: str, headers: Mapping[str, str]) -> dict[str, str]:
 
 
 def dropped(operation: str, headers: Mapping[str, str]) -> list[str]:
-    """Return those of the headers that the API does not pass on. All names are lowercase."""
+    """Return the names of the headers that the API does not pass on, other than TRANSPORT_HEADERS.
+    All names are lowercase."""
     known = request_headers(operation)
     return [name for name in headers if name not in known and not TRANSPORT_HEADERS.fullmatch(name)]
 

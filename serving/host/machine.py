@@ -103,7 +103,7 @@ def oom_kills(root: Path = ROOT) -> int | None:
 
 
 def _limits(root: Path, controller: str, *files: str) -> Iterator[list[int]]:
-    """Yield the numbers in `files` for each control group that has them."""
+    """Yield the numbers in `files` for each control group that has these files."""
     for folder in _cgroup_folders(root, controller):
         # ignore a group in which a file is missing or contains "max", which means no limit
         with contextlib.suppress(OSError, ValueError):

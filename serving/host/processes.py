@@ -17,7 +17,7 @@ MEANINGS: dict[int, str] = {
     signal.SIGBUS: "perhaps /dev/shm or the run folder was full",
 }
 PROGRAM = "triton_python_backend_stub"
-FEWEST_WORDS = 4  # words in a stub's command line
+FEWEST_WORDS = 4  # the minimum number of words in a stub's command line
 # positions of words in a stub's command line
 FILE = 1  # the model's file
 INSTANCE = -2  # the instance's name, which also occurs in Triton's messages
@@ -66,16 +66,16 @@ def last_line(output: str) -> str:
 
 
 def used_by(pid: int) -> int:
-    """Return how many bytes of memory a process and its descendants hold that the kernel cannot
-    reclaim: the anonymous pages of all of them, and the shared pages of the process itself. Return
-    0 if the process no longer exists."""
+    """Return how many bytes of unreclaimable memory a process and its descendants hold. These are
+    the anonymous pages of all of them, and the shared pages of the process itself. Return 0 if the
+    process no longer exists."""
     own = sum(_bytes(process, b"RssAnon:") for process in tree(pid))
     return own + _bytes(pid, b"RssShmem:")
 
 
 def memory_by_model(server: int) -> dict[str, int]:
-    """Return how many bytes of memory each model's stubs hold that the kernel cannot reclaim, keyed
-    by Triton's name for the model. The key "" stands for tritonserver itself."""
+    """Return how many bytes of unreclaimable memory the stubs of each model hold, keyed by Triton's
+    name for the model. The key "" stands for tritonserver itself."""
     sizes = {"": _bytes(server, b"RssAnon:") + _bytes(server, b"RssShmem:")}
     stubs = Stubs()
     stubs.look(server)

@@ -27,7 +27,7 @@ ENVIRONMENTS = "/tmp/python_env_??????"
 
 
 def is_nvidia_image() -> bool:
-    """Return whether this is NVIDIA's Triton image (C++ backends, GPU libraries)."""
+    """Return whether this is NVIDIA's Triton image, which has C++ backends and GPU libraries."""
     return (NVIDIA_IMAGE / "bin" / "tritonserver").is_file()
 
 
@@ -83,10 +83,10 @@ def command(flags: Mapping[str, object], backends: Path, prefix: str) -> list[st
 
 def environment(base: Mapping[str, str], python: str = PYTHON) -> dict[str, str]:
     """Return `base` with the variables that tritonserver and its Python stubs need. In NVIDIA's
-    image, nothing needs to be added. Raise FileNotFoundError if the package or this Python's shared
-    library is missing.
+    image, nothing needs to be added.
 
-    A stub ignores PYTHONPATH, and uses the packages of the first `python3` on PATH.
+    A stub ignores PYTHONPATH, and uses the packages of the first `python3` on PATH. Raise
+    FileNotFoundError if the package or this Python's shared library is missing.
     """
     if is_nvidia_image():
         return dict(base)

@@ -21,7 +21,7 @@ from serving.model_status.states import READY
 from serving.model_status.table import Entry, Models
 
 log = logging.getLogger(__name__)
-NO_WORKER = 0.1  # seconds to wait if no worker responded, because gunicorn is starting
+NO_WORKER = 0.1  # seconds to wait if no worker responded, for example while gunicorn starts
 NO_VERDICT = 1.0  # seconds to wait if a worker could not tell whether the model works
 
 
@@ -46,7 +46,7 @@ class Examples(threading.Thread):
 
     def step(self) -> float:
         """Test each model that has not answered its example yet. Return the seconds until the next
-        test, or 0 to wait until the table changes."""
+        test, or 0 if there is nothing to test until the table changes."""
         models = self.manager.models()
         pending = [
             entry

@@ -30,8 +30,8 @@ from serving.triton.quirks import PREFACE, STUB_SECONDS
 
 log = logging.getLogger(__name__)
 PAUSE = 0.05
-# Seconds after which the processes of a model that Triton is still unloading are killed. An unload
-# usually takes 1.7 s, and no call is in flight any more.
+# If Triton takes more than this many seconds to unload a model, the model's processes are killed.
+# An unload usually takes 1.7 s, and no call is in flight any more when it begins.
 UNLOAD_SECONDS = 15.0
 
 
@@ -90,7 +90,7 @@ class Manager:
 
     def start_server(self, pid: int) -> None:
         """Record the process id of a new tritonserver, or 0 if there is none. If there was one
-        before, all models must be loaded again."""
+        before, mark all models as loading."""
 
         def change(models: Models) -> Models:
             if models.server:
@@ -132,8 +132,8 @@ class Manager:
 
     @contextmanager
     def changing(self, name: str, seconds: float | None = None) -> Iterator[None]:
-        """Hold the model's lock, so that only one thread loads, unloads or recovers it. Wait up to
-        `seconds` for the lock (default: the time limit of a load). Raise TritonTimeout."""
+        """Hold the model's lock, so that only one thread loads, unloads or recovers the model. Wait
+        up to `seconds` for the lock (default: the time limit of a load). Raise TritonTimeout."""
         if seconds is None:
             seconds = self.load_timeout
         lock = self._changing.setdefault(name, threading.Lock())
@@ -192,11 +192,13 @@ class Manager:
 
     def unload(self, entry: Entry) -> None:
         """Wait until the calls in flight have ended, make Triton unload the model, and remove it
-        from the table. Raise TritonTimeout or TritonUnavailable.
+        from the table.
 
-        Triton waits for a process that hangs, and forever for one that has died. So if the unload
-        takes longer than UNLOAD_SECONDS, kill the model's processes and call `unload_dead`. Triton
-        also waits until a load of the model has ended, so kill the processes that are being loaded.
+        While it unloads a model, Triton waits for a process that hangs, and forever for one that
+        has died. So if the unload takes longer than UNLOAD_SECONDS, kill the model's processes and
+        call `unload_dead`. Triton also waits until a load of the model has ended. So if the model
+        is still being loaded, first kill its processes, which ends the load. Raise TritonTimeout or
+        TritonUnavailable.
         """
         self.move(entry, Event.UNLOAD)
         seconds = self.load_timeout
@@ -235,8 +237,8 @@ class Manager:
         return not self._states(entry) & {"READY", "UNLOADING"}
 
     def drop(self, entry: Entry) -> None:
-        """Remove a model that failed to load, and the parts of its ensemble that did load. Remove
-        the staged folders first, so that a new tritonserver does not load them."""
+        """Remove a model that failed to load and, for an archive, those of its parts that did load.
+        Remove the staged folders first, so that a new tritonserver does not load them."""
         self.unstage(entry)
         for name in self.staged_names(entry):
             with suppress(ServingError):
@@ -326,7 +328,7 @@ class Manager:
         """Return the versions of a model that a new tritonserver has loaded, or () while it is
         still loading them. If it could not load the model, try once more, because the index does
         not contain every reason, and because ONNX Runtime may be able to load a model that OpenVINO
-        rejects. Raise LoadFailed. `states` maps the versions to their states in the index."""
+        rejects. `states` maps the versions to their states in the index. Raise LoadFailed."""
         if ready := tuple(number for number, state in states.items() if state == "READY"):
             return ready
         if not {"LOADING", "UNLOADING"}.isdisjoint(states.values()):

@@ -1,8 +1,8 @@
 """Replaces models whose folders change, without interrupting the others (SERVE_RELOAD).
 
-The folders are compared every second. When a changed folder has not changed any more for a moment,
-it is copied. The copy is checked as `serve --check` does, in a separate tritonserver. It is then
-staged, and Triton loads the new model while it still serves the old one.
+The folders are compared every second. When a changed folder has stayed the same for a moment, it is
+copied. The copy is checked as `serve --check` does, in a separate tritonserver. It is then staged,
+and Triton loads the new model while it still serves the old one.
 
 A call in flight may already reach the new model. Models that call each other are checked together
 and loaded one after another. A rejected folder is tried again when it changes.
@@ -58,8 +58,9 @@ class Rejected(Exception):
 
 @dataclass(frozen=True)
 class ModelFolder:
-    """A model folder. `parts` are the models that it calls. `clients` is the folder that contains
-    the model's client, if that is a shared one. A changed model is served from its `copy`."""
+    """A model folder. `parts` are the models that it calls. `clients` is the folder of shared
+    clients if the model's client is one of them, else None. A changed model is served from its
+    `copy`."""
 
     folder: Path
     signature: str
@@ -157,8 +158,9 @@ class OnChange(Policy):
         return time.monotonic() >= last_change + SETTLED
 
     def _change(self, unit: Collection[str], folders: Mapping[str, ModelFolder]) -> None:
-        """Check and serve the models of a unit in `folders`, and stop serving its others, whose
-        folders were removed. Raise Rejected, or TritonUnavailable if Triton is not running."""
+        """Check the models in `folders`, and serve them. Stop serving the other models of the
+        `unit`, whose folders were removed. Raise Rejected, or TritonUnavailable if Triton is not
+        running."""
         self.manager.gateway.is_live()
         if folders:
             load = secrets.token_hex(8)
@@ -204,8 +206,9 @@ class OnChange(Policy):
                 log.info("%s: its folder was removed, so it is no longer served", name)
 
     def _serve(self, model: ModelFolder, load: str) -> None:
-        """Replace the served model of this name by this one. If that fails, keep the old one and
-        raise Rejected. If the manager is killed meanwhile, the next manager tries again."""
+        """Serve `model` in place of the model that has been served under its name, if there is one.
+        If the manager is killed meanwhile, the next manager tries again. If the load fails, keep
+        the old model and raise Rejected."""
         manager = self.manager
         name = model.folder.name
         old = manager.get(name)
@@ -301,8 +304,8 @@ def _wanted(settings: Settings, folders: Mapping[str, ModelFolder]) -> set[str]:
 
 
 def _parts_first(folders: Mapping[str, ModelFolder]) -> list[str]:
-    """Return the models in topological order, each after the models that it calls. Raise
-    Rejected."""
+    """Return the names of the models in topological order, each after those of the models that it
+    calls. Raise Rejected."""
     calls = {name: set(folders[name].parts) & folders.keys() for name in sorted(folders)}
     try:
         return list(TopologicalSorter(calls).static_order())

@@ -55,9 +55,9 @@ SLOW_SECONDS = 30.0
 MOST_LOADS = 64  # loads that are in progress or wait for their turn
 LOOK_UPS_AT_ONCE = 64
 LOOK_UPS_A_SECOND = 200
-MISSING_SECONDS = 30.0  # how long a name that does not exist is not looked up again
-# How long a name is not looked up again if the repository could not be read. This is long enough
-# for all calls that wait for the name to ask again, so that all of them get the same error.
+MISSING_SECONDS = 30.0  # seconds for which a name that was not found is not looked up again
+# Seconds for which a name is not looked up again if the repository could not be read. This is long
+# enough for all calls that wait for the name to ask again, so that all of them get the same error.
 AWAY_SECONDS = 3.0
 # A failed load may be tried again after FAILED_SECONDS. If tritonserver ended meanwhile, the model
 # may not be to blame, and the time is INTERRUPTED_SECONDS. The time doubles after each further
@@ -81,8 +81,8 @@ class LookUps:
         self._seconds = seconds
         self._turns = threading.Semaphore(LOOK_UPS_AT_ONCE)
         self._times = deque([-math.inf] * most, most)
-        # For each name that was not found: when it may be looked up again, and what `rebuilt` needs
-        # to raise the same error until then.
+        # For each name that was not found: when it may be looked up again, and the arguments with
+        # which `rebuilt` makes the same error again until then.
         self._refused: dict[str, tuple[float, dict[str, Any]]] = {}
 
     def find(self, name: str) -> Found:
@@ -139,11 +139,12 @@ class OnDemand(OnPost):
         self._victims: set[str] = set()  # the `load_id` of each model that was chosen for eviction
         self._evicted: dict[str, float] = {}  # maps models to the times of their last evictions
         self._last_needs: deque[int] = deque(maxlen=10)  # how many bytes the last loads needed
-        self._last_shortage = -math.inf  # when a load had to evict models for the last time
+        self._last_shortage = -math.inf  # when a load last had to evict models
 
     def want(self, name: str) -> None:
         """Begin to load a model, unless it is loaded or being loaded. Raise ModelNotFound or
-        ModelNotReady. If the model's last load failed a short while ago, raise that error again."""
+        ModelNotReady or, if the model's last load failed a short while ago, the error of that
+        load."""
         if name in self._loading or self.manager.get(name):
             return
         found = self._look_ups.find(name)
@@ -281,9 +282,10 @@ class OnDemand(OnPost):
         return self.held(entry, sizes) if entry.bytes else entry.estimated
 
     def _choose(self, pid: int, name: str, needed: int) -> list[Entry]:
-        """Choose models to evict, so that `needed` bytes are free for `name`. The caller holds the
-        lock. Raise ModelNotReady if too many models are in use now, or OutOfMemory if evicting all
-        of them would not be enough."""
+        """Choose and return models to evict, so that `needed` bytes are free for `name`. The caller
+        holds the lock `_admitting`. Raise ModelNotReady if models must become idle before they can
+        be evicted, or OutOfMemory if evicting all models that may ever be evicted would not be
+        enough."""
         lacking = self._used(pid, name) + needed - self.memory
         sizes = memory_by_model(pid)
         victims: list[Entry] = []
@@ -408,7 +410,7 @@ class OnDemand(OnPost):
         log.log(level, "'%s' is tried again in %g s: %s", model.name, seconds, reason)
 
     def _keep_rejected(self, name: str, *new: Rejection) -> None:
-        """Replace the model's rejection by `new`, or remove it."""
+        """Replace the model's rejection by `new`, or remove it if `new` is empty."""
 
         def change(models: Models) -> Models:
             others = [each for each in models.rejected if name not in each.folders]

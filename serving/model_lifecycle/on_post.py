@@ -47,8 +47,8 @@ log = logging.getLogger(__name__)
 class OnPost(Policy):
     """The policy that loads models on POST /models. Thread-safe."""
 
-    # The error for a model that is too large for the machine. It is not OutOfMemory, on which the
-    # platform would unload other models in vain.
+    # The error for a model that is too large for the machine. It is not OutOfMemory, because the
+    # platform would then unload other models in vain.
     too_large: type[ServingError] = LoadFailed
 
     def __init__(self, manager: Manager) -> None:
@@ -234,7 +234,7 @@ def _measure_of(entry: Entry) -> tuple[str, str]:
 
 def shortfall(limit: int, used: int, needed: int) -> str:
     """Return the error message for a model that needs more memory than is left, or "" if there is
-    enough. `used` of the `limit` are taken, and the model needs `needed` bytes."""
+    enough. `used` of `limit` bytes are taken, and the model needs `needed` bytes."""
     if used + needed <= limit:
         return ""
     megabytes = [f"{number / 2**20:.0f} MB" for number in (needed, used, limit)]
@@ -281,7 +281,7 @@ def triton_names(archive: Archive, target: str, namespaces: bool) -> dict[Path, 
 def triton_name(target: str) -> str:
     """Return Triton's name for a Target-Model. Replace unusual characters, because Triton's HTTP
     endpoint cannot find names with a slash, and its Python backend cannot find names with a space.
-    If the name has changed, append a digest to make it unique."""
+    If that changes the name, append a digest to make it unique."""
     # leading dots are removed, because the name ".." would refer to another folder
     name = re.sub(r"[^A-Za-z0-9._-]", "_", target)[:100].lstrip(".")
     return name if name == target else f"{name}-{digest(target)[:8]}"

@@ -63,7 +63,7 @@ class Recovery:
         self._reports.append(report)
 
     def watch(self, pid: int) -> None:
-        """Watch the processes of the tritonserver with this `pid`, which has loaded all models."""
+        """Watch the processes of the tritonserver with this `pid`."""
         self._pid = pid
         self._looked = 0.0
 
@@ -138,7 +138,8 @@ class Recovery:
             self._begin(entry, Event.DIED, reason=reason)
 
     def _begin(self, entry: Entry, event: Event, **fields: Any) -> None:
-        """Recover the model in a new thread, because a load may take a long time."""
+        """Apply the event to the model's state. If the event applies, recover the model in a new
+        thread, because a load may take a long time."""
         if self._manager.move(entry, event, **fields):
             threading.Thread(target=self._recover, args=(entry,), daemon=True).start()
 
@@ -163,7 +164,8 @@ class Recovery:
         try:
             versions = self._manager.reload(entry)
         except TritonTimeout:
-            # If tritonserver still answers, the model is to blame, so a new one must not load it.
+            # If tritonserver still answers, the model is to blame, so a new tritonserver must not
+            # load it.
             with suppress(ServingError):
                 if self._manager.gateway.is_live():
                     self._manager.unstage(entry)

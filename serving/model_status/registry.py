@@ -32,8 +32,8 @@ log = logging.getLogger(__name__)
 # The type of Slot.keep (front/admission.py), which keeps a model loaded. Its parameters are the
 # model's name and the column of the model's counter in the leases.
 Keep = Callable[[str, int], None]
-LOOK_SECONDS = 0.02  # while a model is being loaded: seconds between checks whether it is ready
-WANT_SECONDS = 0.5  # meanwhile: seconds between requests to the manager to load the model
+LOOK_SECONDS = 0.02  # seconds between checks whether a model that is being loaded is ready
+WANT_SECONDS = 0.5  # seconds between requests to the manager to load that model
 
 
 class Registry:
@@ -126,7 +126,7 @@ class Registry:
 
     def _wait(self, name: str, want: Callable[[str], None]) -> None:
         """Wait until the model is loaded. Call `want` repeatedly, because the manager may be
-        restarted, and the new one does not know what the old one was loading."""
+        restarted, and the new manager does not know what the old one was loading."""
         wanted = -WANT_SECONDS
         try:
             while True:

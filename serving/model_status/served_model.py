@@ -40,8 +40,8 @@ def _row_size(spec: TensorSpec) -> tuple[int, int]:
 
 
 def _row_bytes(specs: Iterable[TensorSpec], shape: Sequence[int]) -> int:
-    """Return the total size in bytes of one row of each tensor. The last dimensions of `shape` are
-    used as the lengths of the dynamic dimensions."""
+    """Return the size in bytes of one row of all tensors together. The last dimensions of `shape`
+    are used as the lengths of the dynamic dimensions."""
     total = 0
     for spec in specs:
         size, dynamic = _row_size(spec)
@@ -129,8 +129,8 @@ class ServedModels(dict[tuple[str, str, str], ServedModel]):
         self._locks: dict[tuple[str, str, str], threading.Lock] = {}
 
     def __missing__(self, key: tuple[str, str, str]) -> ServedModel:
-        """Create the ServedModel for this key, and remove those that are no longer in the table.
-        Raise a ServingError."""
+        """Create and return the ServedModel for this key. Remove the ServedModels whose keys are no
+        longer in the table. Raise a ServingError."""
         entries = {entry.key: entry for entry in self._table.look().entries.values()}
         for old in [locked for locked in list(self._locks) if locked not in entries]:
             self._locks.pop(old, None)

@@ -58,8 +58,8 @@ def as_json(process: str, line: str, level: str = "") -> str:
 
 
 def as_text(process: str, line: str, level: str = "") -> str:
-    """Format a log line of `process` for a terminal: time, process, text. If the line is JSON, show
-    only its important fields."""
+    """Format a log line of `process` for a terminal, with the time and the process before the text.
+    If the line is JSON, show only its important fields."""
     entry = read_object(line)
     if "message" not in entry and "status" not in entry:
         entry = read_text(line, level)
@@ -130,8 +130,8 @@ class Output:
                 text = f"{self._dropped} lines were dropped: nobody read the log"
                 # begin with a line break, because the last line may have been written only in part
                 data = f"\n{self._format('serve', text, 'warning')}\n".encode() + data
-            # Write at most PIPE_BUF bytes at a time. If select says that a pipe is writable, it
-            # takes that many without blocking (POSIX).
+            # Write at most PIPE_BUF bytes at a time, because a pipe that select reports as writable
+            # accepts PIPE_BUF bytes without blocking (POSIX).
             with contextlib.suppress(OSError):
                 while data and select.select([], [self._descriptor], [], patience)[1]:
                     data = data[os.write(self._descriptor, data[: select.PIPE_BUF]) :]
@@ -186,8 +186,8 @@ class Pump(threading.Thread):
 
 
 def read_lines(stream: IO[bytes]) -> Iterator[list[str]]:
-    """Yield lines, in lists, as they arrive. Truncate each line to 16 KiB, and replace bytes that
-    are not UTF-8."""
+    """Yield the lines of the stream as they arrive, in lists. Truncate each line to 16 KiB, and
+    replace bytes that are not UTF-8."""
     rest = b""
     while data := os.read(stream.fileno(), CHUNK) or (rest and b"\n"):
         *whole, rest = (rest + data).split(b"\n")

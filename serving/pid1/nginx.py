@@ -21,7 +21,7 @@ TEMPLATE = ROOT / "nginx.conf"
 SECTION = re.compile(r"^ *\{\{#(\w+)\}\}\n(.*?)^ *\{\{/\1\}\}\n", re.MULTILINE | re.DOTALL)
 FEWEST_REQUESTS = 512
 # Maximum number of simultaneous uploads of 4 MB or more, which nginx keeps in files. The limit is
-# lower if this many bodies would not fit into the memory for requests.
+# lower if the memory for requests cannot hold MOST_UPLOADS bodies of the maximum size.
 MOST_UPLOADS = 64
 NGINX_FOLDERS = "/usr/sbin:/usr/local/sbin"  # these are not on every user's PATH
 USUAL_CONNECTIONS = 4096  # connections of an nginx worker, including those of idle callers
@@ -92,8 +92,8 @@ def nginx(
 
 def nginx_configuration(settings: Settings) -> str:
     """Return the text of nginx.conf, made from the template. {{name}} is replaced by its entry in
-    `values`, or else by the setting of that name. A section {{#name}} … {{/name}} is removed if
-    its value is false."""
+    `values`, or else by the setting of that name. A section {{#name}} … {{/name}} is removed if the
+    value for `name` is false."""
     roomy = max(USUAL_CONNECTIONS, 2 * FILES_PER_REQUEST * settings.max_concurrency)
     connections = min(raise_file_limit(settings.max_concurrency) - OWN_FILES, roomy)
     values = {

@@ -218,7 +218,8 @@ def triton_flags(settings: Settings, backends: Path) -> dict[str, object]:
         "load-model": "*",
         "backend-directory": backends,
         "allow-metrics": "true",
-        # not if model folders may change: the server stays ready while it tries a changed model
+        # false if model folders may change, because the server stays ready while it tries a changed
+        # model
         "strict-readiness": str(not settings.policy.copied).lower(),
         # tritonserver continues if a model cannot be loaded; /ping and /models then name the model
         "exit-on-error": "false",

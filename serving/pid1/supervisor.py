@@ -201,7 +201,7 @@ class Supervisor:
         remain."""
         self._stage = "stopping"
         self._write_status()
-        # The server may have become ready, and have callers, since the last look.
+        # The server may have become ready, and have callers, since the last check.
         serves = self._has_been_ready or not self._system.ping()
         timeout = self._settings.stop_timeout
         if not serves:

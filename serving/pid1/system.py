@@ -25,8 +25,8 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 PING_TIMEOUT = 2.0
 ATTEMPTS = 3  # consecutive failed health checks after which a process counts as hung
 PAUSE = 1.0  # seconds between health checks
-# CLOCK_REALTIME_COARSE, the clock of the files' modification times. It is up to 4 ms behind
-# time.time().
+# CLOCK_REALTIME_COARSE, the clock from which files get their modification times. It is up to 4 ms
+# behind time.time().
 FILE_CLOCK = 5
 
 
@@ -106,7 +106,7 @@ class _Running:
     process: Process
     child: subprocess.Popen[bytes]
     check: HealthCheck | None
-    started: float  # on FILE_CLOCK
+    started: float  # time.clock_gettime(FILE_CLOCK)
 
     def clean_up(self) -> None:
         """End the health check of a process that has ended, and remove its leftovers."""

@@ -86,7 +86,7 @@ def main() -> int:
 
 
 def check_models(settings: Settings, folders: Mapping[str, Path]) -> Iterator[str]:
-    """Yield one line for each mistake: the model, the file and what is wrong."""
+    """Yield one line for each mistake, with the model, the file and what is wrong."""
     for name, folder in folders.items():
         for file in (folder / CONFIG, *sorted(folder.glob("configs/*.pbtxt"))):
             for mistake in _mistakes(name, folder, file, settings):
@@ -103,13 +103,13 @@ def _mistakes(name: str, folder: Path, file: Path, settings: Settings) -> Iterat
         yield mistake
     if mistake := mistake_of_client(folder, config, settings):
         yield mistake
-    elif config.input and config.output:  # otherwise Triton reads them from the model's file
+    elif config.input and config.output:  # otherwise Triton finds the tensors in the model's file
         yield from _mistakes_of_client(describe_model(name, folder, config))
 
 
 def _mistakes_of_client(model: Model) -> Iterator[str]:
-    """Create the client, and compare the tensors that it makes from its example with the inputs in
-    config.pbtxt."""
+    """Create the client, compare the tensors that it makes from its example with the inputs in
+    config.pbtxt, and yield the mistakes."""
     file = ServedModel(model).example_file()
     example = file.name if file else "the client's example"
     failure = "the client cannot be made"
@@ -129,8 +129,8 @@ def _mistakes_of_client(model: Model) -> Iterator[str]:
 
 
 def _line_of_client(err: BaseException, folder: Path) -> str:
-    """Return the line of the model's own client.py in which the error was raised, or "" if it was
-    raised elsewhere."""
+    """Return a note with the number of the line in the model's own client.py that raised the error,
+    or "" if other code raised it."""
     frames = traceback.extract_tb(err.__traceback__)
     own = [frame for frame in frames if Path(frame.filename) == folder / "client.py"]
     return f" (client.py, line {own[-1].lineno})" if own else ""
@@ -266,8 +266,8 @@ def _wait_until_live(
 
 
 def _poll_failure(run_dir: Path, name: str, error: str) -> str:
-    """Return why Triton rejected a configuration. Its response omits the reason, but its log
-    contains it."""
+    """Return why Triton rejected the model's configuration, or "" if `error` says something else.
+    Triton's response omits the reason, but its log contains it."""
     if "failed to poll" not in error:
         return ""
     pattern = rf"Poll failed for model directory '{re.escape(name)}': (.*)"

@@ -47,8 +47,8 @@ from serving.settings.table import Settings
 
 
 def survey(settings: Settings, backends: Path, stages: bool = False) -> Survey:
-    """Return what `serve` needs to know about the models, including mistakes. If `stages` is true,
-    also stage them. Raise OSError."""
+    """Return the Survey of the repositories. If `stages` is true, also stage the models. Raise
+    OSError."""
     try:
         chosen = served(
             settings.model_repositories,
@@ -91,7 +91,8 @@ class Served:
 
 
 def _choose_engines(settings: Settings, backends: Path, chosen: Served) -> dict[str, Choice]:
-    """Return the engine choices. Add models whose configuration cannot be used to `unreadable`."""
+    """Return the engine choices, keyed by model name. Add models whose configuration cannot be used
+    to `unreadable`."""
     processor = this_processor(backends)
     choices: dict[str, Choice] = {}
     for name, folder in chosen.models.items():
@@ -107,10 +108,10 @@ def _choose_engines(settings: Settings, backends: Path, chosen: Served) -> dict[
 
 def _stage(settings: Settings, backends: Path, chosen: Served) -> dict[str, Choice]:
     """Stage every model that is not `unreadable`, and write the first table of models. Add models
-    that cannot be staged to `unreadable`. Return the engine choices. Raise OSError.
+    that cannot be staged to `unreadable`. Return the engine choices, keyed by model name.
 
     tritonserver loads all staged models whenever it starts. After startup, only the model manager
-    changes the staged models and the table.
+    changes the staged models and the table. Raise OSError.
     """
     store = Store(settings.staged_folder, settings, backends)
     entries: dict[str, Entry] = {}
@@ -182,8 +183,8 @@ def served(
 def _unknown_names(
     variables: Mapping[str, str], models: Mapping[str, Path], folders: Sequence[Path]
 ) -> Iterator[str]:
-    """Yield a message for each key of `variables` that is not the name of a model. Its value is the
-    variable that contains the name."""
+    """Yield a message for each key of `variables` that is not the name of a model. The value of a
+    key is the environment variable that contains the name."""
     places = ", ".join(map(str, folders))
     for name, variable in variables.items():
         if name not in models:
@@ -196,9 +197,10 @@ def _unknown_names(
 def _read_configs(
     models: Mapping[str, Path], names: Sequence[str], device: str, example: str
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return two dictionaries: the configurations of the named models and of the models that they
-    call, and for each configuration that cannot be read the reason. Raise LayoutError if a model
-    that is called does not exist, or if a model has no version."""
+    """Return two dictionaries, keyed by model name. The first contains the configurations of the
+    named models and of the models that they call. The second contains the reason for each
+    configuration that cannot be read. Raise LayoutError if a model that is called does not exist,
+    or if a model has no version."""
     mistakes: list[str] = []
     unreadable: dict[str, str] = {}
     configs: dict[str, Any] = {}

@@ -1,5 +1,5 @@
 """Reads on-demand models from a bucket: Amazon S3, Google Cloud Storage, Azure Blob Storage, or a
-server with the API of one of them.
+server that is compatible with one of their APIs.
 
     NAME/config.pbtxt, NAME/1/model.onnx, …    a model folder
     NAME.tar.gz                                an archive
@@ -35,10 +35,11 @@ CLIENT = {
 }
 RETRIES = {"max_retries": 2, "retry_timeout": timedelta(hours=1)}
 PAGE = 1_000  # objects that one request lists
-MOST_OBJECTS = 10 * PAGE  # objects that are listed; a model folder must have fewer
-LIST_SECONDS = 30.0  # for how long a list of names is used before the names are listed again
+MOST_OBJECTS = 10 * PAGE  # the maximum number of objects listed; a model folder must have fewer
+LIST_SECONDS = 30.0  # seconds for which a list of names is used before it is read again
 PIECE = 2**20  # bytes of an object that are in memory at a time
-# Bytes of an object's URL. S3 answers 400 if the key, which is a part of the URL, is longer.
+# The maximum size of an object's URL in bytes. S3 answers 400 if the key, which is a part of the
+# URL, is longer than that.
 LONGEST_URL = 1024
 # The reasons to show instead of obstore's error messages, which quote URLs and replies that may
 # contain credentials. The keys are patterns for the beginning of a line in the message; the first
@@ -120,8 +121,8 @@ class BucketSource(Source):
             return None
 
     def _objects(self, folder: str | None = None) -> list[Any]:
-        """Return the first MOST_OBJECTS objects in the folder, or in the whole bucket if it is
-        None."""
+        """Return the first MOST_OBJECTS objects in the folder, or in the whole bucket if `folder`
+        is None."""
         pages = obstore.list(self._store, folder, chunk_size=PAGE)
         return list(islice(chain.from_iterable(pages), MOST_OBJECTS))
 

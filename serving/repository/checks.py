@@ -26,7 +26,7 @@ PER_BYTE_OF_FILES = 2
 SHARING = "pytorch"  # the backend whose instances share one copy of the weights
 MOST_INSTANCES = 256  # instances of one model, more than machines have processors
 MOST_THREADS = 1024  # threads of one instance
-MOST_ROWS = 2**20  # max_batch_size; a sequence batcher allocates a slot for each row
+MOST_ROWS = 2**20  # maximum of max_batch_size; a sequence batcher allocates a slot for each row
 MOST_LEVELS = 1000  # priority levels; Triton allocates a queue for each
 MOST_ELEMENTS = 2**31 - 1  # elements in a row of a tensor; a gRPC message has at most 2 GB
 MOST_WARMUP = 2**27  # elements in a warm-up tensor, which Triton allocates
@@ -39,10 +39,10 @@ THREADS = {
     "INFERENCE_NUM_THREADS",
 }
 EXTENSION = "CPU_EXTENSION_PATH"
-# Names of Python models and their files. The pattern is strict, because Triton starts the stub of
-# such a model through a shell.
+# Matches valid names of Python models and of their files. The pattern is strict, because Triton
+# starts the stub of such a model through a shell.
 STARTABLE = re.compile(r"[A-Za-z0-9._-]{1,255}")
-# names from which Triton derives the file name of a library
+# matches valid names from which Triton derives the file name of a library
 _LIBRARY = re.compile(r"(?!\.)[A-Za-z0-9._-]*")
 
 

@@ -42,9 +42,9 @@ def is_complete(model: Path, config: Any) -> bool:
 
 
 def complete(model: Path, backends: Path, source: str, seconds: float) -> None:
-    """Complete the configuration in the folder `model` in a separate process, because that runs the
-    model's code. Raise ConfigError, in which `source` names the configuration, if that fails or
-    takes more than `seconds`."""
+    """Complete the configuration in the folder `model`. A separate process does this, because it
+    runs the model's code. If it fails or takes more than `seconds`, raise ConfigError, in which
+    `source` names the configuration."""
     module = "serving.repository.completion"
     words = map(str, (model, model / CONFIG, backends))
     command = [*dying_with_us("KILL"), sys.executable, "-m", module, *words]

@@ -42,7 +42,7 @@ ONNX_RUNTIME = "onnxruntime"
 OPENVINO = "openvino"
 PARAMETER = "cpu_engine"  # the parameter in config.pbtxt that requests an engine
 NAMES = {ONNX_RUNTIME: "ONNX Runtime", OPENVINO: "OpenVINO"}
-# instruction sets for BF16, fastest first: maps Linux's names to the manufacturers' names
+# maps Linux's names of the instruction sets for BF16, the fastest first, to their makers' names
 BF16 = {"amx_bf16": "AMX", "avx512_bf16": "AVX512-BF16"}
 # OpenVINO's parameters for the precision in which it computes
 PRECISION = "INFERENCE_PRECISION_HINT"
@@ -101,8 +101,8 @@ def choose(requested: str, setting: str, processor: Processor) -> Choice | None:
 
 
 def fitted(model: Path, settings: Settings, processor: Processor) -> tuple[Any, Choice | None]:
-    """Return the ModelConfig with which the model is served on this machine, and why its engine was
-    chosen (None if there was no choice). Raise Unreadable."""
+    """Return the ModelConfig with which the model is served on this machine, and the Choice of its
+    engine (None if there was no choice). Raise Unreadable."""
     file = config_file(model, settings.device)
     config = read_merged(model, file)
     if mistake := mistake_of_packages(model, config) or mistake_of_client(model, config, settings):
@@ -120,8 +120,8 @@ def fitted(model: Path, settings: Settings, processor: Processor) -> tuple[Any, 
         config.parameters[ENGINE_REASON].string_value = choice.reason
     if choice and choice.engine == OPENVINO:
         _use_openvino(config)
-        # OpenVINO would compute in BF16 if the processor supports it. Make it compute in FP32 if
-        # only SERVE_CPU_ENGINE, and not the model's author, has asked for OpenVINO.
+        # By default, OpenVINO computes in BF16 if the processor supports BF16. Make it compute in
+        # FP32 if only SERVE_CPU_ENGINE, and not the model's author, has asked for OpenVINO.
         has_precision = PRECISION in config.parameters or BF16_HINT in config.parameters
         if processor.has_own_backend and not requested and not has_precision:
             config.parameters[PRECISION].string_value = "f32"
@@ -171,8 +171,8 @@ def this_processor(backends: Path) -> Processor:
 
 
 def choice_lines(choices: Mapping[str, Choice], refused: bool) -> list[str]:
-    """Return a log line for each different choice, which names the models. Include only choices
-    whose `refused` has this value."""
+    """Return a log line for each different choice, beginning with the names of the models for which
+    it was made. Include only choices whose `refused` has this value."""
     lines: dict[str, list[str]] = {}
     for name, choice in sorted(choices.items()):
         if choice.refused == refused:

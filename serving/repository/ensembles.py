@@ -8,7 +8,7 @@ from serving.errors import ConfigError
 from serving.repository.layout import CONFIG, folders_in, is_model, versions
 from serving.repository.model_config import ENSEMBLE, Unreadable, backend_of, parts_of, read_file
 
-LISTED = 8  # names listed in a message
+LISTED = 8  # the maximum number of names listed in a message
 
 
 def check_parts(folder: Path, others: Sequence[Path]) -> None:
@@ -22,7 +22,7 @@ def check_parts(folder: Path, others: Sequence[Path]) -> None:
         return
     missing = [part for part in parts_of(config) if part not in {path.name for path in others}]
     inside = [part for part in missing if part in _models_in(folder)]
-    if inside and folder.name == "model":  # SageMaker calls the root of every archive so
+    if inside and folder.name == "model":  # SageMaker's name for the root of every archive
         raise ConfigError("", at_root(folder, config.name or "ensemble"))
     if inside:
         raise ConfigError("", missing_part(folder, inside[0], [path.name for path in others]))

@@ -56,8 +56,8 @@ def is_model(folder: Path) -> bool:
 
 
 def holds_models(folder: Path) -> bool:
-    """Return whether the folder contains a model, or something that may be meant as one, so that
-    its mistakes must be reported."""
+    """Return whether the folder contains models, possibly in the wrong place, or cannot be read. If
+    so, `serve` uses it or reports its mistakes."""
     try:
         return is_model(folder) or any(
             is_model(child) or has_a_model(child) for child in folders_in(folder)
@@ -80,8 +80,7 @@ def final_folders(
 
 
 def folders_in(folder: Path) -> list[Path]:
-    """Return the subfolders of a folder whose names a model may have, sorted by name. Hidden
-    folders are left out."""
+    """Return the subfolders with names that a model may have (`is_name`), sorted by name."""
     return sorted(path for path in folder.iterdir() if is_name(path.name) and path.is_dir())
 
 

@@ -28,7 +28,7 @@ EXAMPLE = (
     "resnet/config.pbtxt and resnet/1/model.onnx), or an ensemble and its parts, each in a folder; "
     "example: tar czf resnet.tar.gz -C model_repository resnet"
 )
-_NAME = "[0-9A-Za-z._]{1,255}"  # Linux allows no longer file names
+_NAME = "[0-9A-Za-z._]{1,255}"  # Linux does not allow longer file names
 _BELOW_ROOT = re.compile(f"/{_NAME}/model(/{_NAME})?")
 
 

@@ -15,7 +15,7 @@ from serving.repository.layout import CONFIG, PLATFORMS, config_file, own_client
 from serving.settings.table import Settings
 
 MESSAGES = "tritonclient.grpc.model_config_pb2"
-ENSEMBLE = "ensemble"  # a result of backend_of
+ENSEMBLE = "ensemble"  # what backend_of returns for an ensemble
 BACKEND = {"platform", "backend", "default_model_filename"}  # fields that determine the backend
 SEQUENCE_IDLE_SECONDS = 1.0  # Triton's default (sequence_batch_scheduler.cc)
 PLAN_REMEDIES = (
@@ -23,7 +23,8 @@ PLAN_REMEDIES = (
     "built with: build it here (python -m build_engines build NAME --for tensorrt), or have "
     "ONNX Runtime's TensorRT provider serve the ONNX file (--for gpu); docs/build_engines.md"
 )
-# bytes of config.pbtxt, of which 1.5 MB take 5 s to parse; this project's files have about 2 kB
+# The maximum size of a config.pbtxt in bytes. Parsing 1.5 MB takes 5 s; this project's files have
+# about 2 kB.
 LARGEST_CONFIG = 2**20
 # A parameter that build_engines writes for a text model whose rows do not depend on the padding.
 # Its value is the maximum length of a text in tokens. It lets this project's backends batch texts

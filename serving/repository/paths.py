@@ -10,7 +10,7 @@ from serving.errors import ConfigError
 # Limits for an archive. The contents of linked folders count too, because Triton follows such links
 # when it looks for changes.
 MOST_ENTRIES = 200_000  # files and folders: a conda environment with torch has about 60,000
-LONGEST_NAME = 1024  # characters of a model's name
+LONGEST_NAME = 1024  # characters in a model's name
 DEEPEST = 64  # levels of nested folders; a conda environment has about 20
 
 
@@ -23,8 +23,8 @@ def is_nameable(name: str) -> bool:
 
 def real_path(path: Path, root: Path | None = None) -> Path:
     """Return the file or folder that `path` resolves to, which may not exist. Raise ConfigError if
-    it is outside `root` (None: it may be anywhere), or if it is a FIFO, a socket or a device, from
-    which a process could wait forever to read."""
+    it is outside `root` (None: it may be anywhere), or if it is a FIFO, a socket or a device,
+    because reading one of these could block forever."""
     try:
         real = Path(os.path.realpath(path))
         if root and not real.is_relative_to(root):
@@ -43,8 +43,9 @@ def real_path(path: Path, root: Path | None = None) -> Path:
 
 def named_file(model: Path, name: str, root: Path | None = None, folder: str = "") -> Path:
     """Return the real path of a file that config.pbtxt names. `name` is relative to `folder`, which
-    is inside the folder `model`. Raise ConfigError if the name leads out of the model's folder, or
-    if real_path does. Links in the model's folder may lead anywhere in `root`."""
+    is inside the folder `model`. Links in the model's folder may lead anywhere in `root`. Raise
+    ConfigError if the name itself leads out of the model's folder, or if real_path rejects the
+    path."""
     inside = Path(os.path.normpath(Path(folder, name)))
     if Path(name).is_absolute() or inside.parts[:1] == ("..",):
         raise ConfigError(f"'{name}'", "is not inside the model's folder", "put the file there")

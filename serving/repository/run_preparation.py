@@ -18,7 +18,7 @@ END_SECONDS = 10.0  # how long to wait for a process to remove its files before 
 
 
 def survey(settings: Settings, *words: str) -> Survey:
-    """Survey the model repositories (preparation/survey.py). Raise LayoutError."""
+    """Return the Survey of the model repositories (preparation/survey.py). Raise LayoutError."""
     code, stdout, stderr = _run("survey", settings, words)
     if code:
         raise LayoutError([f"the model repositories cannot be read: {last_line(stderr)}"])

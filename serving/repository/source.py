@@ -24,7 +24,7 @@ from serving.repository.staging import signature
 from serving.repository.unpacking import BadArchive, unpack
 
 ARCHIVE = ".tar.gz"
-MOST_LISTED = 1_000  # models that are listed, and folders that are searched for them
+MOST_LISTED = 1_000  # the maximum number of models listed, and of folders searched for them
 
 
 class Unreachable(ModelNotReady, code=ModelNotReady.code):
@@ -58,8 +58,8 @@ class Source(ABC):
     @abstractmethod
     def write(self, found: Found, folder: Path, take: Callable[[int], None]) -> None:
         """Write the model into a new folder. Call `take` with the sizes of its files (cache.py).
-        Raise BadArchive, OSError or Unreachable; FileNotFoundError if the model, or a part of it,
-        no longer exists."""
+        Raise BadArchive, OSError or Unreachable. The OSError is a FileNotFoundError if the model,
+        or a part of it, no longer exists."""
 
     @contextmanager
     def archive(self, found: Found) -> Iterator[Archive]:
@@ -149,7 +149,7 @@ def _state(archive: Path) -> str:
 
 
 def plain_name(name: str) -> str:
-    """Remove the ending .tar.gz, with which callers may name a model."""
+    """Return the name of a model without the ending .tar.gz, which callers may append."""
     return name.removesuffix(ARCHIVE)
 
 

@@ -54,11 +54,11 @@ class Store:
         root: Path | None = None,
     ) -> Choice | None:
         """Stage the model in `folder` as `triton_name`. Return the engine that was chosen and why,
-        or None if there was no choice. Raise ConfigError.
+        or None if there was no choice.
 
         `names` maps the models that an ensemble calls to Triton's names for them. If the model
         comes from an archive, `root` is the archive's folder, and all files of the model must be
-        inside it.
+        inside it. Raise ConfigError.
         """
         if self.only_python:
             remedy = "rename its folder: at most 255 ASCII letters, digits, '.', '_' and '-'"

@@ -36,7 +36,7 @@ def markdown() -> str:
 
 
 def help_text() -> str:
-    """Return the settings for --help, two lines for each."""
+    """Return the part of --help that describes the settings, with two lines for each."""
     return "\n".join(
         f"  {', '.join(row.variables)}\n      {row.help} (default: {row.default})" for row in TABLE
     )

@@ -38,7 +38,7 @@ class Setting(NamedValue):
     shows."""
 
     variables: tuple[str, ...]
-    formatter: Callable[[Any], str] = format_value  # converts a value to text that is parsed to it
+    formatter: Callable[[Any], str] = format_value  # the inverse of `parse`
     secret: bool = False  # if true, the value is never shown
 
     def read(self, environ: Mapping[str, str]) -> Any:

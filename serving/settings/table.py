@@ -531,7 +531,7 @@ class Settings:
         device = "gpu" if machine.gpu else "cpu"
         health = "live" if self.policy.by_call else "ready"
         largest = LARGEST_BODY
-        # unless one of the two allows bodies of any size, batch transform's payload must fit
+        # if neither setting allows bodies of any size, batch transform's payload must fit
         if self.max_body_mb and self.batch_payload_mb:
             largest = max(self.max_body_mb, float(self.batch_payload_mb))
         return replace(
@@ -574,8 +574,8 @@ class Settings:
     @property
     def large_connections(self) -> int:
         """Return how many requests with large bodies one worker accepts at a time. Further requests
-        with large bodies wait for a connection. Together, these workers leave a quarter of
-        SERVE_MAX_CONCURRENCY to requests with small bodies.
+        with large bodies wait for a connection. Together, the workers for large bodies leave a
+        quarter of SERVE_MAX_CONCURRENCY to requests with small bodies.
         """
         return max(1, LARGE_PERCENT * self.max_concurrency // (100 * self.workers))
 
@@ -644,7 +644,7 @@ class Settings:
 
     @property
     def stream_timeout(self) -> float:
-        """Return the seconds that a stream of responses may last."""
+        """Return how many seconds a stream of responses may last."""
         return max(LONGEST_STREAM, self.request_timeout)
 
     @property

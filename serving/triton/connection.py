@@ -133,8 +133,8 @@ class Connection:
     def repeat(
         self, error: grpc.RpcError, again: Callable[[], Any], seconds: float = CONNECT_SECONDS
     ) -> Any:
-        """Repeat a call that failed with `error`, by calling `again`, if the call was not sent.
-        Otherwise raise the translated error.
+        """If the call that failed with `error` was not sent, repeat it by calling `again`, and
+        return the result. Otherwise raise the translated error.
 
         First wait up to `seconds` for a connection. After a failed attempt to connect, gRPC pauses,
         and until its next attempt all calls fail, even if Triton has started meanwhile.

@@ -117,8 +117,8 @@ OUT_OF_MEMORY = re.compile(
     r"|(?:Dst|Src) tensor is not initialized|CUDNN_STATUS_NOT_INITIALIZED"
     r"|CUBLAS_STATUS_(?:ALLOC_FAILED|NOT_INITIALIZED)"
 )
-# What Triton puts before the reason why a load failed. It is repeated for each ensemble and version
-# above the model. We remove it from messages.
+# The text that Triton puts before the reason why a load failed. It is repeated for each ensemble
+# and version above the model. We remove it from messages.
 PREFACE = re.compile(r"^(load failed for model '[^']*': |version \d+ is at UNAVAILABLE state: )+")
 
 # Seconds that a stub gets to connect. If it is killed earlier, its load never ends, and only a

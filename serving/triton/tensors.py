@@ -135,7 +135,8 @@ _FIELDS = {bool: "bool_param", int: "int64_param", float: "double_param", str: "
 
 
 def to_raw(array: Array, datatype: str = "") -> bytes | memoryview:
-    """Return an array's data as gRPC's messages contain it. Do not copy it if possible."""
+    """Return an array's data in the format of Triton's gRPC messages. Do not copy the data if
+    possible."""
     if datatype == "BF16":
         array = array.astype(BF16)  # rounds to the nearest value, ties to even
     if array.dtype.kind in "OSU":
@@ -145,6 +146,6 @@ def to_raw(array: Array, datatype: str = "") -> bytes | memoryview:
 
 
 def numpy_dtype(datatype: str) -> np.dtype[Any]:
-    """Return the dtype of the arrays for a datatype. It is object for BYTES, and float32 for BF16,
-    which NumPy does not have."""
+    """Return the NumPy dtype for arrays of a Triton datatype. It is object for BYTES, and float32
+    for BF16, which NumPy does not have."""
     return np.dtype(np.float32 if datatype == "BF16" else triton_to_np_dtype(datatype))
