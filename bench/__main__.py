@@ -1,4 +1,4 @@
-"""Compare the speed with a minimal front, the network alone, Triton itself and four other servers.
+"""Compare this server's speed with a minimal front, the networks, Triton and four other servers.
 
 python -m bench --out page.md               measures everything (about an hour)
 python -m bench --servers ours bare --scenarios text --seconds 2
@@ -23,7 +23,7 @@ from bench.scenarios import Scenario, scenarios
 from bench.servers import PEERS, NotStarted, Server, alone, running
 
 SERVERS = ("ours", "default", "bare", *PEERS, "triton")
-CLOSE = 0.005  # tolerance for the numbers of an embedding of length 1, which are about 0.05
+CLOSE = 0.005  # tolerance for the values of an embedding, which are typically about 0.05
 COLUMNS = (
     "Server",
     "answers/s",
@@ -34,7 +34,7 @@ COLUMNS = (
     "all ms",
     "refused",
 )
-FIGURES = ("answers/s", "p50 ms", "p99 ms", "front ms", "all ms")  # of the summary
+FIGURES = ("answers/s", "p50 ms", "p99 ms", "front ms", "all ms")  # columns of the summary
 Rounds = dict[Scenario, dict[str, list[Round]]]  # the rounds of each server, keyed by its name
 
 
@@ -73,13 +73,13 @@ def measure(
     scenario: Scenario, servers: Sequence[Server], rounds: int, seconds: int
 ) -> dict[str, list[Round]]:
     """Run the rounds of all servers that support the scenario, alternating between the servers.
-    While one is measured, the others are suspended. Raise NotStarted if a server's answer is
-    wrong."""
+    While one is measured, the others are suspended. Return the rounds, keyed by the server's name.
+    Raise NotStarted if a server's answer is wrong."""
     supporting = [server for server in servers if server.supports(scenario)]
     networks = Networks(scenario)
     if networks.models:
         check_answers(scenario, supporting, networks)
-    rates: dict[str, float] = {}  # of open loops: requests per second
+    rates: dict[str, float] = {}  # requests per second in an open loop
     for server in supporting:
         with alone(server, servers):
             warm_up = load(server, scenario, seconds if scenario.share else 1)
@@ -183,7 +183,7 @@ def summary(measured: Rounds) -> list[str]:
 
 
 def row(name: str, results: list[Round], ours: list[Round]) -> str:
-    """Return a server's row."""
+    """Return a server's row in the table of a scenario."""
     if count := errors(results):
         blanks = [""] * (len(COLUMNS) - 2)
         return _row(name, f"{count} answers were not 200", *blanks)
@@ -203,8 +203,8 @@ def errors(results: list[Round]) -> int:
 
 
 def figures(results: list[Round]) -> list[str]:
-    """Return the medians of FIGURES. "front" is the processor time of nginx and gunicorn per
-    answer, "all" the processor time of all processes."""
+    """Return the median of each of FIGURES. "front" is the processor time of nginx and gunicorn per
+    answer, and "all" is that of all processes."""
     front = [
         each.processor.get("nginx", 0.0) + each.processor.get("gunicorn", 0.0) for each in results
     ]
@@ -218,7 +218,8 @@ def figures(results: list[Round]) -> list[str]:
 
 
 def ratios(results: list[Round], ours: list[Round]) -> list[float]:
-    """Return the rates divided by this project's in the same round, in ascending order."""
+    """Return each round's rate divided by this project's rate in the same round, in ascending
+    order."""
     pairs = zip(results, ours, strict=True)
     return sorted(theirs.rate / own.rate for theirs, own in pairs)
 

@@ -4,8 +4,8 @@ through this project's own PyTorch backend.
 python -m bench.gpu                           on the first GPU
 python -m bench.gpu --kind KIND_CPU --small   the same steps with small networks, without a GPU
 
-It compares the answers with the same networks in this process, and exits with 1 if they differ.
-It needs PyTorch and transformers, which the serving image does not contain.
+It compares the answers with those of the same networks in this process, and exits with 1 if they
+differ. It needs PyTorch and transformers, which the serving image does not contain.
 """
 
 import argparse
@@ -31,11 +31,11 @@ from serving.host.processes import used_by
 from tests.support.harness import Server
 
 CALLERS = 16
-BATCH = 8  # batch size when the network runs in this process
+BATCH = 8  # batch size for the network in this process
 GIB = 2**30
 MUCH = 2**20  # in GiB; more than any machine has
-# The largest difference allowed between an output and the same network's in this process. FP32 on a
-# GPU may use TF32, whose fraction has 10 bits.
+# The largest difference allowed between the server's output and that of the same network in this
+# process. FP32 on a GPU may use TF32, whose fraction has 10 bits.
 TOLERANCE = {"KIND_GPU": 5e-2, "KIND_CPU": 1e-3}
 CONFIG = """
 platform: "pytorch_libtorch"
@@ -49,7 +49,7 @@ CLIENT = 'parameters { key: "client" value { string_value: "image_classification
 
 
 class Classifier(nn.Module):  # type: ignore[misc]  # torch is untyped to mypy
-    """A ResNet. pixels: UINT8 [batch, 3, 224, 224]; logits: FP32 [batch, 1000]."""
+    """A ResNet. It maps UINT8 pixels [batch, 3, 224, 224] to FP32 logits [batch, 1000]."""
 
     def __init__(self, config: ResNetConfig) -> None:
         super().__init__()
@@ -60,7 +60,8 @@ class Classifier(nn.Module):  # type: ignore[misc]  # torch is untyped to mypy
 
 
 class Encoder(nn.Module):  # type: ignore[misc]  # torch is untyped to mypy
-    """A BERT. input_ids: INT64 [batch, tokens]; pooled: FP32 [batch, hidden size]."""
+    """A BERT. It maps INT64 input_ids [batch, tokens] to an FP32 pooled output [batch, hidden
+    size]."""
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
@@ -71,7 +72,7 @@ class Encoder(nn.Module):  # type: ignore[misc]  # torch is untyped to mypy
 
 
 class Greedy(nn.Module):  # type: ignore[misc]  # torch is untyped to mypy
-    """Allocates as many GiB of memory as `gibibytes` says, and returns the number."""
+    """Allocates as many GiB of memory as `gibibytes` says, and returns `gibibytes`."""
 
     def forward(self, gibibytes: Tensor) -> Tensor:
         size = int(gibibytes[0, 0]) << 30
@@ -181,14 +182,14 @@ def answer(case: Case, server: Server) -> NDArray[np.float32]:
 
 
 def expected(case: Case, device: Any) -> NDArray[np.float32]:
-    """Run the network in this process."""
+    """Run the network on its example in this process, and return the output."""
     with torch.inference_mode():
         result: NDArray[np.float32] = case.module.to(device)(case.example.to(device)).cpu().numpy()
     return result
 
 
 def jpeg() -> bytes:
-    """Return a photo-like JPEG of 600 x 400."""
+    """Return a photo-like JPEG of 600 x 400 pixels."""
     small = np.random.default_rng(0).integers(0, 256, (25, 38, 3), np.uint8)
     buffer = io.BytesIO()
     Image.fromarray(small).resize((600, 400), Image.Resampling.BICUBIC).save(buffer, "JPEG")
@@ -230,7 +231,7 @@ def own_rate(case: Case, device: Any, seconds: float) -> float:
 
 
 def check(is_right: bool, text: str) -> None:
-    """Print the finding. If it is wrong, end the program."""
+    """Print `text`. If `is_right` is false, end the program with status 1."""
     print(text, flush=True)
     if not is_right:
         raise SystemExit(1)

@@ -45,8 +45,8 @@ PROCESSORS = 2
 TIMEOUT = 30  # seconds that a caller waits for an answer
 PAUSE = 0.2  # seconds between checks of whether a server is idle
 MOST_PAUSES = 50
-IDLE = 0.25  # an idle server uses less than this share of a processor; LitServe uses 0.13
-Sessions = Mapping[str, onnxruntime.InferenceSession]  # one for each model
+IDLE = 0.25  # an idle server uses less than this share of a processor (LitServe uses 0.13)
+Sessions = Mapping[str, onnxruntime.InferenceSession]  # keyed by model
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,8 @@ def ask(server: Server, request: Ask) -> bytes:
 
 
 def load(server: Server, scenario: Scenario, seconds: int, rate: float = 0.0) -> Round:
-    """Run one round against a server: an open loop at `rate` or, if `rate` is 0, a closed loop."""
+    """Run one round against a server, as an open loop at `rate` or, if `rate` is 0, as a closed
+    loop. Return its results."""
     begun = server.processor_seconds()
     if rate:
         done = open_loop(server, scenario, seconds, rate)
@@ -99,7 +100,8 @@ def settle(server: Server) -> None:
 
 
 def closed_loop(server: Server, scenario: Scenario, seconds: int) -> Round:
-    """Run wrk, whose callers each send their next request after the answer to the previous one."""
+    """Run wrk, whose callers each send their next request after the answer to the previous one.
+    Return the results."""
     with tempfile.TemporaryDirectory(prefix="wrk-") as name:
         files = [Path(name) / str(index) for index in range(len(scenario.asks))]
         for file, request in zip(files, scenario.asks, strict=True):
@@ -126,7 +128,7 @@ def message(server: Server, request: Ask) -> bytes:
 def open_loop(server: Server, scenario: Scenario, seconds: int, rate: float) -> Round:
     """Send requests at random times (a Poisson process), whether or not earlier ones have been
     answered, as long as a caller is free. Measure each latency from the time when the request was
-    due."""
+    due. Return the results."""
     count = max(1, round(rate * seconds))
     gaps = np.random.default_rng(0).exponential(1 / rate, count)
     dues = (time.monotonic() + np.cumsum(gaps)).tolist()
@@ -177,7 +179,7 @@ class Networks:
 
     def load(self, scenario: Scenario, seconds: int) -> Round:
         """Run one round, with one caller thread per processor, or with one caller whose runs use
-        both processors."""
+        both processors. Return the results."""
         latencies: list[float] = []
         end = time.monotonic() + seconds
         requests = itertools.cycle(scenario.asks)

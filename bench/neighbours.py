@@ -22,7 +22,7 @@ from tests.endpoint.hostile_requests import ROWS
 from tests.endpoint.test_hostile_requests import SHARE, SMALL
 from tests.support.harness import PATIENCE, Server, wait_until
 
-# mark a row if the neighbour's p99 beside it exceeds its p99 alone by this factor
+# mark a row if its requests raise the neighbour's p99 by more than this factor
 MOST = 3.0
 
 
@@ -43,8 +43,8 @@ def attack(name: str, url: str, begin: Event, end: Event) -> None:
 
 
 def p99(url: str, seconds: float) -> float:
-    """Classify a small picture again and again. Return the 99th percentile of the times, in
-    milliseconds. A failed call counts as PATIENCE."""
+    """Classify a small picture again and again for `seconds`. Return the 99th percentile of the
+    calls' times, in milliseconds. The time of a failed call counts as PATIENCE."""
     with requests.Session() as session:
         session.headers["Content-Type"] = "image/png"
 

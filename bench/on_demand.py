@@ -4,7 +4,7 @@ Zipf's law, and memory has room for some of them.
 python -m bench.on_demand              200 archives, room for 60, 8 callers
 python -m bench.on_demand --drift      every 2 s another model becomes the most popular one
 python -m bench.on_demand --simulator  a multi-model endpoint, whose models the simulator loads; its
-                                       hits are not told from its misses
+                                       hits and misses are not counted separately
 python -m bench.on_demand --usage      also shows whether memory, threads or files grow
 """
 
@@ -30,9 +30,9 @@ from tests.simulate.command import Command
 from tests.support.archives import Usage, share_for, usage
 from tests.support.harness import PATIENCE, Server, tensor
 
-Ask = Callable[[int], requests.Response]  # calls the model with a number
+Ask = Callable[[int], requests.Response]  # calls the model that has the given number
 COUNTERS = ("loads", "misses", "evictions", "thrash")
-DRIFT = 2.0  # seconds
+DRIFT = 2.0  # with --drift, seconds until another model becomes the most popular one
 WITHOUT_LOADS = 0.2  # length of the phase without loads, as a share of the phase with them
 RIGHT = "right"
 LOADED = "right after a load"
@@ -67,7 +67,8 @@ def simulated(folder: Path, **variables: str) -> Iterator[tuple[Ask, None]]:
 
 
 def result(reply: requests.Response, number: int) -> str:
-    """Return RIGHT, LOADED, "wrong", or the code or status of an error."""
+    """Return what a reply of the model `number` is: RIGHT, LOADED, "wrong", or the code or status
+    of an error."""
     if reply.status_code != 200:
         return str(reply.json().get("code", reply.status_code))
     if reply.json()["outputs"][0]["data"] != [2.0 * number]:
@@ -76,8 +77,8 @@ def result(reply: requests.Response, number: int) -> str:
 
 
 def zipf(ask: Ask, archives: int, seconds: float, drift: bool) -> list[Call]:
-    """Call models again and again. The n-th most popular model gets 1 / n of the calls that the
-    most popular one gets."""
+    """Call models again and again for `seconds`. The n-th most popular model gets 1 / n of the
+    calls that the most popular one gets. Return the calls."""
     weights = [1 / rank for rank in range(1, archives + 1)]
 
     def call_one(elapsed: float) -> str:
@@ -90,7 +91,7 @@ def zipf(ask: Ask, archives: int, seconds: float, drift: bool) -> list[Call]:
 
 
 def samples(server: Server, seconds: float) -> list[tuple[float, Usage]]:
-    """Return the server's resource usage at regular times, each with the minutes passed. The first
+    """Return (minutes passed, the server's resource usage), measured at regular times. The first
     part of the time (WARM) is left out."""
     began = time.monotonic()
     found = []
@@ -113,8 +114,8 @@ def print_times(name: str, calls: list[Call], seconds: float) -> None:
 
 
 def measure(ask: Ask, server: Server | None, options: argparse.Namespace) -> None:
-    """Call half as many models as memory has room for, which are loaded before. Then call all
-    models, so that some are loaded and evicted. Print how long the calls take."""
+    """Load half as many models as memory has room for, and call only these. Then call all models,
+    so that models are loaded and evicted. Print how long the calls take."""
     few = options.room // 2
     seconds = options.seconds
 

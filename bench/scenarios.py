@@ -47,8 +47,9 @@ class Ask:
 
 @dataclass(frozen=True)
 class Scenario:
-    """Defines the requests that `callers` send in turns. If `share` is not 0, they are sent in an
-    open loop, at this share of the rate that the server reached in a closed loop."""
+    """Defines a scenario: as many concurrent callers as `callers` says send the requests `asks` in
+    turns. If `share` is not 0, the requests are sent in an open loop, at this share of the rate
+    that the server reached in a closed loop."""
 
     name: str
     callers: int

@@ -26,12 +26,13 @@ from serving.host.network import ask
 from simulate.ports import PortPicker
 
 CACHE = ROOT / ".cache" / "bench"
-TORCH = ROOT / "requirements" / "torch.txt"  # not in a lock file, which would bring CUDA
+# torch is not in a peer's lock file, because the lock file would then bring CUDA
+TORCH = ROOT / "requirements" / "torch.txt"
 NEED_TORCH = ("infinity",)
-PORTS = PortPicker(range(12000, 14000))  # below the range that the kernel uses for clients
+PORTS = PortPicker(range(12000, 14000))  # below the ports that the kernel gives to clients
 START_SECONDS = 240
 STOP_SECONDS = 40
-# what a command line contains, and what the program is called in the results
+# a part of a program's command line -> the name of the program in the results
 PROGRAMS = {
     "nginx": "nginx",
     "gunicorn": "gunicorn",
@@ -62,8 +63,9 @@ MODELS = {
 
 @dataclass(frozen=True)
 class Peer:
-    """How another server is started: `python -m` takes the `arguments`. It answers 200 on the path
-    `ready` once it is ready."""
+    """Describes how another server is started, with `python -m` and these `arguments`. The server
+    answers 200 on the path `ready` once it is ready. `form` is the format of its requests: a key of
+    MODELS."""
 
     arguments: str
     ready: str

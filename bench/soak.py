@@ -21,7 +21,7 @@ from tests.support.harness import ROOT, Server, link_model
 
 SHARE = 0.7  # the load, as a share of the maximum rate
 ARCHIVES = 8
-LOADED = 4  # archives that are called
+LOADED = 4  # number of archives that are called
 # The bundled models that are called, with the media types of their examples and a part of the right
 # answers.
 BUNDLED = {
@@ -38,8 +38,8 @@ REPOSITORY = ROOT / "model_repository"
 
 
 def steady(loader: Loader, seconds: float, rate: float = 0.0) -> Counter[str]:
-    """Call `rate` times a second, or as often as possible if it is 0. Return how often each verdict
-    occurred."""
+    """Call the models for `seconds`, `rate` times a second, or as often as possible if `rate` is 0.
+    Return how often each verdict occurred."""
     numbers = itertools.count()
     begun = time.monotonic()
 
@@ -57,7 +57,7 @@ def steady(loader: Loader, seconds: float, rate: float = 0.0) -> Counter[str]:
 
 
 def verdict(loader: Loader, number: int) -> str:
-    """Call an archive or a bundled model. Return "right", or a text that says what is wrong."""
+    """Call an archive or a bundled model, as `number` decides. Return "right", or what is wrong."""
     model = number % KINDS
     x = float(number % 1000)
     try:

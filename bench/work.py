@@ -1,6 +1,6 @@
 """Computes a scenario's answers without any code of this project. The bare server, the other
-servers and the limit (the networks alone, without a server) do this work. The answers of this
-project are compared with its results."""
+servers and the limit (the networks alone, without a server) do this work. The answers of all
+servers are compared with the results."""
 
 import json
 from pathlib import Path
@@ -24,8 +24,8 @@ class Model:
         self.folder = folder
 
     def session(self, threads: int) -> onnxruntime.InferenceSession:
-        """Create the network's session. Its runs use this many `threads`, which do not spin while
-        they wait."""
+        """Create the network's session. Each of its runs uses `threads` threads, which do not spin
+        while they wait."""
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads
         options.inter_op_num_threads = 1
@@ -50,8 +50,8 @@ def _photo(body: bytes) -> Array:
 
 
 class Photo(Model):
-    """EfficientNet-Lite0: takes a centre crop of 0.875 of the shorter side, resized to 224 pixels
-    with bicubic interpolation, as UINT8. Predicts the best class."""
+    """EfficientNet-Lite0. It takes a centre crop, whose side is 0.875 of the photo's shorter side,
+    resized to 224 pixels with bicubic interpolation, as UINT8. It predicts the best class."""
 
     def prepare(self, body: bytes) -> dict[str, Array]:
         image = _photo(body)
@@ -72,8 +72,8 @@ class Photo(Model):
 
 
 class Boxes(Model):
-    """YOLOv4-tiny: takes an image letterboxed to 416 pixels. NMS is OpenCV's. Predicts labels and
-    scores, best first."""
+    """YOLOv4-tiny. It takes an image letterboxed to 416 pixels, and predicts labels and scores,
+    best first. Its non-maximum suppression is OpenCV's."""
 
     def prepare(self, body: bytes) -> dict[str, Array]:
         image = _photo(body)
@@ -103,7 +103,7 @@ class Boxes(Model):
 
 
 class Sentence(Model):
-    """all-MiniLM-L6-v2. Predicts the embedding, normalized to length 1."""
+    """all-MiniLM-L6-v2. It predicts the embedding of a text, normalized to length 1."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
@@ -127,7 +127,7 @@ class Sentence(Model):
 
 
 class Floats(Model):
-    """The mean of a row of floats, which is sent as KServe's JSON or as raw bytes."""
+    """Computes the mean of a row of floats. The row is sent as KServe's JSON or as raw bytes."""
 
     def prepare(self, body: bytes) -> dict[str, Array]:
         row = (

@@ -1,4 +1,4 @@
-"""Runs the command line: python -m build_engines build | list | verify | archive."""
+"""Defines and runs the commands of python -m build_engines: build, list, verify and archive."""
 
 import argparse
 import dataclasses
@@ -21,8 +21,8 @@ FIELDS = dataclasses.fields(Request)[1:]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line. Return the exit code: 0, 1 after a failure, 2 for invalid arguments, or
-    130 if interrupted."""
+    """Run the command that `arguments` (by default sys.argv) describe. Return the exit code: 0, 1
+    after a failure, 2 for invalid arguments, or 130 if interrupted."""
     parsed = make_parser().parse_args(arguments)
     try:
         return int(parsed.run(parsed))
@@ -65,7 +65,8 @@ def _failed(message: str, code: int) -> int:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """Return the argument parser. The modules of a command are imported only when it runs."""
+    """Return the argument parser. The modules of a command are imported only when the command
+    runs."""
     parser = argparse.ArgumentParser(
         prog="python -m build_engines", description="Builds the models that Triton serves."
     )

@@ -27,7 +27,7 @@ SKIPPED = shutil.ignore_patterns(".*", "__pycache__", "*.pyc", "*.part", "*.part
 
 
 def archive(name: str, repository: Path, out: Path, copies: int = 0) -> list[Path]:
-    """Write OUT/NAME.tar.gz. If `copies` is not 0, write that many archives instead:
+    """Write OUT/NAME.tar.gz. If `copies` is not 0, write one archive for each copy instead:
     OUT/NAME-0.tar.gz with the folder NAME_0, and so on. Return the paths of the archives.
 
     Raise BuildError if the model, or a model that an ensemble calls, is missing.
@@ -94,12 +94,12 @@ def _anonymous(entry: tarfile.TarInfo) -> tarfile.TarInfo:
 
 
 def renamed(text: str, name: str, names: Mapping[str, str], shares: bool = False) -> str:
-    """Return config.pbtxt (`text`) for a copy of the model `name`, with the new `names` of the
-    model and of the models that an ensemble calls.
+    """Return `text`, the config.pbtxt of the model `name`, changed for a copy of the model. `names`
+    maps the names of the model, and of the models that an ensemble calls, to those of the copies.
 
-    A model without the parameter `client` uses the client that has the model's name. Its copy gets
-    the parameter, because it has another name. `shares` is true if that client belongs to the
-    repository rather than to this project.
+    A model without the parameter `client` uses the client that has the model's name. Its copy has
+    another name, so the copy's config.pbtxt gets the parameter. `shares` is true if that client
+    belongs to the repository rather than to this project.
     """
     config = parse_config(text)
     if config.name:

@@ -46,7 +46,7 @@ ENGINES: dict[str, Callable[[ModelSpec, Path, Request], Engine]] = {  # keyed by
     "gpu": onnx_runtime.for_gpu,
     "tensorrt": tensorrt.build,
 }
-COMPARED = 64  # INT8 is compared with fp32 on at most this many samples
+COMPARED = 64  # maximum number of samples on which INT8 is compared with fp32
 
 
 def build(
@@ -72,7 +72,7 @@ def build(
         engine = ENGINES[request.target](model_spec, folder, request)
         write_configs(folder, model_spec, engine, request, family.any_cpu_engine)
         write_record(folder, made_from, source_sha256, engine)
-        # Only after write_record, which records every file in the folder as written by the build.
+        # after write_record, which records every file in the folder as one that the build wrote
         add_users_files(folder, model_folder)
         check(folder, model_folder.name)
         if engine.precision == "int8" and request.compare and engine.runs_on_cpu:

@@ -44,7 +44,7 @@ def cache_folder() -> Path:
 
 
 def read_record(folder: Path) -> dict[str, Any]:
-    """Return build.json's content, or {} if there is no such file."""
+    """Return build.json's content, or {} if the file is missing or cannot be read."""
     try:
         return dict(json.loads((folder / RECORD).read_text(encoding="utf-8")))
     except (OSError, ValueError):

@@ -118,7 +118,8 @@ def _score_of(
 
 
 def compare_tensors(feed: Tensors, engine: Runner, reference: Runner, note: str) -> list[Score]:
-    """Return a score for each output: the cosine similarity of the two runners' outputs."""
+    """Run both runners on `feed`. Return a score for each output, which is the cosine similarity of
+    their results."""
     ours, theirs = _run(engine, feed), _run(reference, feed)
     return [
         Score(

@@ -91,7 +91,7 @@ def _tensor(target: Any, spec: TensorSpec, max_batch_size: int) -> None:
 
 
 def data_type(datatype: str) -> int:
-    """Return Triton's enum of a datatype: FP32, INT64, BYTES …"""
+    """Return the value in Triton's enum of datatypes for a name such as FP32, INT64 or BYTES."""
     return int(DataType.Value(f"TYPE_{datatype.replace('BYTES', 'STRING')}"))
 
 

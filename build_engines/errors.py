@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import ClassVar
 
-BRIEF = 150  # characters
-LISTED = 3  # names
+BRIEF = 150  # number of characters after which brief() cuts a text
+LISTED = 3  # maximum number of names that shortened() lists
 
 
 class BuildError(Exception):

@@ -14,8 +14,9 @@ def read_lines(file: Path) -> list[str]:
 
 
 def write_labels(target: Path, labels: Sequence[str], file: Path | None) -> bool:
-    """Write the labels of `file`, or else `labels`. Return whether there are any labels. Raise
-    UsageError if the file is not text or a label contains a line break."""
+    """Write the labels of `file`, or `labels` if there is no file, to `target`. Return whether
+    there are any labels. Raise UsageError if the file is not text or a label contains a line
+    break."""
     if file:
         try:
             labels = read_lines(file)

@@ -47,8 +47,8 @@ class Samples:
         self, client: ModelClient, source: Path | None, held_out: bool | None = None
     ) -> Iterator[Any]:
         """Yield the instances of `source`: those held out of calibration if `held_out` is True, the
-        others if it is False, or all. Without a source, yield the built-in ones. Raise UsageError
-        if there are no samples, or too few to hold some out."""
+        others if it is False, or all if it is None. Without a source, yield the built-in ones.
+        Raise UsageError if there are no samples, or too few to hold some out."""
         if source is None and self.built_in:
             return self.built_in(client)
         return self.instances(client, _part(source, self.find(source), held_out))
@@ -126,8 +126,8 @@ SENTENCES = Samples(_lines, _texts, _sentences)
 
 
 def cosine(ours: NDArray[Any], theirs: NDArray[Any]) -> float:
-    """Return the mean cosine similarity of the rows. That of equal rows is 1, even if they are all
-    zeros."""
+    """Return the mean cosine similarity between each row of `ours` and the same row of `theirs`.
+    The similarity of equal rows is 1, even if they are all zeros."""
     a = ours.reshape(len(ours), -1).astype(np.float64)
     b = theirs.reshape(len(theirs), -1).astype(np.float64)
     lengths = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)

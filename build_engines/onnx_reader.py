@@ -14,7 +14,7 @@ from onnx import TensorProto
 from build_engines.errors import BuildError
 from clients.base import TensorSpec
 
-LONGEST_NAMES = 10**6  # characters
+LONGEST_NAMES = 10**6  # maximum number of characters of a metadata entry that are parsed
 SQUASHING = ("Softmax", "Sigmoid", "HardSigmoid")  # operators that turn logits into scores
 # operators that return scores if they are given scores
 PASSING = (
@@ -109,8 +109,8 @@ def without_batch(tensors: Iterable[TensorSpec]) -> Specs:
 
 
 def names_of(model: onnx.ModelProto) -> tuple[str, ...]:
-    """Return the class names that Ultralytics' exporter writes into a file, {0: 'person', …}, or ()
-    if there are none."""
+    """Return the class names in the file's metadata, or () if there are none. Ultralytics' exporter
+    writes them as {0: 'person', …}."""
     names = _metadata(model, "names")
     try:
         return tuple(str(names[index]) for index in range(len(names)))
@@ -119,8 +119,8 @@ def names_of(model: onnx.ModelProto) -> tuple[str, ...]:
 
 
 def keypoints_of(model: onnx.ModelProto) -> str:
-    """Return a box's number of keypoints and of values per keypoint, such as "17,3", as Ultralytics
-    writes it, or "" if there are none."""
+    """Return the number of keypoints of a box and the number of values of a keypoint, such as
+    "17,3", or "" if the file does not say. Ultralytics' exporter writes them as kpt_shape."""
     return ",".join(map(str, _integers(model, "kpt_shape")))
 
 
@@ -131,7 +131,7 @@ def size_of(model: onnx.ModelProto) -> int:
 
 
 def _integers(model: onnx.ModelProto, key: str) -> list[int]:
-    """Return an entry's integer or integers, or [] if it contains anything else."""
+    """Return the integers in a metadata entry, or [] if the entry contains anything else."""
     value = _metadata(model, key)
     values = value if isinstance(value, list | tuple) else [value]
     return [*values] if all(isinstance(each, int) for each in values) else []
@@ -159,8 +159,8 @@ def makes_scores(model: onnx.ModelProto, output: str) -> bool:
 
 
 def external_files(model: onnx.ModelProto, folder: Path) -> list[Path]:
-    """Return the files with the graph's weights. Raise BuildError if one is missing or outside of
-    `folder`."""
+    """Return the files, other than the ONNX file itself, that hold the graph's weights. Raise
+    BuildError if one is missing or outside of `folder`."""
     names = {
         entry.value
         for tensor in model.graph.initializer

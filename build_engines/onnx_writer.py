@@ -50,8 +50,8 @@ class Graph:
         return name
 
     def add(self, operator: str, *inputs: Any, output: str = "", **attributes: Any) -> str:
-        """Add a node. Its inputs are names of tensors or constants: arrays, or numbers, which
-        become INT64 or FP64. Return the name of its output."""
+        """Add a node. Each of its inputs is the name of a tensor, or a constant, which is an array
+        or a number. Numbers become INT64 or FP64. Return the name of the node's output."""
         names = [each if isinstance(each, str) else self.constant(each) for each in inputs]
         output = output or f"{operator}_{len(self.nodes)}"
         output = free_name(output, self.inputs)
@@ -59,8 +59,8 @@ class Graph:
         return output
 
     def insert(self, part: onnx.ModelProto, tensor: str) -> dict[str, str]:
-        """Add the nodes of a model with one input, and connect the input to `tensor`. Return the
-        names of the model's outputs, each with the name of its tensor in this graph."""
+        """Add the nodes of a model with one input, and connect the input to `tensor`. Return a
+        dictionary from the names of the model's outputs to those of their tensors in this graph."""
         prefix = f"part_{len(self.nodes)}_"
         while any(name.startswith(prefix) for name in self.inputs):
             prefix += "_"
@@ -84,7 +84,7 @@ class Graph:
 
     def output(self, name: str, shape: Shape | None = None) -> None:
         """Declare a tensor as an output. With a `shape`, it is FP32. Without one, its type stays
-        open, and set_shapes in tables/repair.py determines it with a run."""
+        open, and set_shapes in tables/repair.py determines it by running the model."""
         value = onnx.ValueInfoProto(name=name)
         if shape is not None:
             value = helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)

@@ -8,8 +8,8 @@ from build_engines.errors import BuildError
 
 
 def file_of(package: str, name: str) -> Path:
-    """Return the package's file of that name. Raise BuildError if the package is not installed or
-    has no such file."""
+    """Return the path of the file `name` in the package. Raise BuildError if the package is not
+    installed or has no such file."""
     for distribution in metadata.distributions(name=package):
         for file in distribution.files or ():
             if file.name == name:

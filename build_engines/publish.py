@@ -23,7 +23,8 @@ from serving.repository.model_config import ENSEMBLE, backend_of, configs_of_par
 from serving.settings.table import Settings
 
 SCRATCH = ".build-"
-STALE = 86400  # seconds
+# A folder that a killed build left behind is removed when it is older than this many seconds.
+STALE = 86400
 
 
 @contextmanager
@@ -50,8 +51,8 @@ def scratch_folder(parent: Path) -> Iterator[Path]:
 
 
 def check(folder: Path, name: str) -> None:
-    """Check the folder of the model `name` as `serve --check` does. Raise BuildError with the first
-    problem."""
+    """Check the folder of the model `name` as `serve --check` does. If there are problems, raise
+    BuildError with the first one."""
     for finding in check_models(Settings.from_env({}), {name: folder}):
         raise BuildError(f"the model would not be served: {finding.removeprefix(f'{name}: ')}")
 

@@ -153,7 +153,8 @@ class Request:
     )
 
     def __post_init__(self) -> None:
-        """Raise UsageError if the labels or the tokenizer do not exist."""
+        """Replace hyphens in the client's name. Raise UsageError if the labels or the tokenizer do
+        not exist."""
         object.__setattr__(self, "client", module_name(self.client))
         if self.labels and not self.labels.is_file():
             raise UsageError(f"--labels {self.labels}: there is no such file")
@@ -162,14 +163,15 @@ class Request:
 
     @property
     def named_client(self) -> str:
-        """Return the client that the flag names, or else the recipe, or "" if neither names one."""
+        """Return the client that --client names, or else the recipe's, or "" if there is
+        neither."""
         recipe = RECIPES.get(self.model)
         return self.client or (recipe.client if recipe else "")
 
     @property
     def model_folder(self) -> Path:
-        """Return the model's folder. Unless --name sets the name, INT8 for a CPU gets a different
-        one than fp32, so that both can be served."""
+        """Return the model's folder. Unless --name sets the folder's name, INT8 for a CPU gets a
+        different folder from fp32, so that both can be served."""
         is_second = self.precision == "int8" and self.target not in ON_A_GPU
         usual = f"{self.model}_int8" if is_second else self.model
         return self.repository / (self.name or usual)

@@ -115,15 +115,16 @@ def runner_of(stored: StoredModel) -> Runner:
 
 
 def row_of(model: Model, rows: Tensors) -> Tensors:
-    """Return the rows that a client prepared in the form that the model's file takes: without the
-    batch dimension if it takes no batches."""
+    """Convert the `rows` that a client prepared to the form that the model's file takes. If the
+    model takes no batches, remove the batch dimension."""
     if model.max_batch_size:
         return rows
     return {spec.name: rows[spec.name][0] for spec in model.inputs}
 
 
 def rows_of(model: Model, outputs: Tensors) -> Tensors:
-    """Return the file's outputs in the form that the client takes: with a batch dimension."""
+    """Convert the file's outputs to the form that the client takes. If the model takes no batches,
+    add a batch dimension."""
     if model.max_batch_size:
         return outputs
     return {name: array[None] for name, array in outputs.items()}

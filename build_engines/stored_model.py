@@ -35,7 +35,8 @@ class StoredModel:
 
     @property
     def file(self) -> Path:
-        """Return the file that is served from the newest version."""
+        """Return the file that is served from the newest version. Raise BuildError if there is
+        none."""
         name = self.config.default_model_filename or MODEL_FILES.get(self.config.platform, "")
         path = self.version / name
         if not name or not path.is_file():
@@ -61,11 +62,10 @@ def client_of(model: Model) -> ModelClient | None:
 
 
 def open_model(name: str, repository: Path, config_name: str | None = None) -> StoredModel:
-    """Return the model of that name. Raise BuildError if it does not exist or its configuration
-    cannot be read.
+    """Return the model of that name.
 
     `config_name` is Triton's --model-config-name. None means "cpu" on a machine without a GPU, and
-    "" otherwise.
+    "" otherwise. Raise BuildError if the model does not exist or its configuration cannot be read.
     """
     if config_name is None:
         config_name = "" if this_gpu() else "cpu"

@@ -28,7 +28,7 @@ FIRST_BYTES = 4096  # bytes of a file, enough to identify XGBoost's and LightGBM
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 CHECKPOINT_SUFFIXES = (".json", ".safetensors", ".bin", ".txt", ".model")
 TENSORFLOW = "tf2onnx makes an ONNX file of it: python -m tf2onnx.convert"
-# for files that cannot be built: ends of the file's name -> what to do with the file
+# for files that cannot be built: endings of the file's name -> what to do with the file
 REMEDIES_FOR_FILES = {
     (".h5", ".keras"): f"{TENSORFLOW} --keras FILE --output model.onnx",
     (".pb",): f"{TENSORFLOW} --graphdef FILE --inputs … --outputs … --output model.onnx",
@@ -54,7 +54,7 @@ REMEDIES_FOR_FILES = {
         "OpenVINO's model needs no build: it is model.xml of a model folder (docs/backends.md)"
     ),
 }
-# a file in a folder -> what to do with the folder
+# for folders that cannot be built: a file in the folder -> what to do with the folder
 REMEDIES_FOR_FOLDERS = {
     "config.pbtxt": "it is a model folder, which needs no build: put it into the model repository",
     "*/config.pbtxt": (
@@ -96,8 +96,9 @@ class Weights:
 
     @property
     def digests(self) -> dict[str, str]:
-        """Return {"weights": SHA-256} of the file and the files that it names, or of the folder's
-        weights and configuration; {} for a recipe's own. Raise BuildError if a file is missing."""
+        """Return {"weights": SHA-256}, or {} for a recipe's own weights. The digest is that of the
+        file, including the other files that an ONNX file names, or of the folder's weights and
+        configuration. Raise BuildError if a file is missing."""
         if self._path is None:
             return {}
         if self.kind == ONNX_FILE:
@@ -120,7 +121,8 @@ class Weights:
         return config
 
     def has(self, *names: str) -> bool:
-        """Return whether a checkpoint's folder has one of these files; False for a file."""
+        """Return whether the weights are a checkpoint's folder that has at least one of these
+        files."""
         return self.kind == CHECKPOINT and any((self.path / name).is_file() for name in names)
 
     @property
@@ -135,8 +137,8 @@ class Weights:
 
 
 def find_weights(request: Request) -> Weights:
-    """Return the weights that the flag names, fetched from the hub if it is a HUB-ID, or else the
-    recipe's own. Raise UsageError if they do not exist."""
+    """Return the weights that --weights names, or the recipe's own without this flag. If the flag
+    names a HUB-ID, fetch the weights from the hub. Raise UsageError if they do not exist."""
     source = request.weights
     if not source:
         return Weights(None)
@@ -208,8 +210,8 @@ def digest_of_path(path: Path) -> str:
 
 
 def from_hub(model: str) -> Path:
-    """Return the folder of a model on the Hugging Face hub, from the local cache or the network.
-    Raise BuildError if it cannot be fetched."""
+    """Fetch a model from the Hugging Face hub, or from the local cache. Return the folder with its
+    files. Raise BuildError if the model cannot be fetched."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 

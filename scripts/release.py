@@ -67,7 +67,8 @@ def git(root: Path, *arguments: str) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    """Run the command line. Return the exit code."""
+    """Release the version that is the first of `arguments`. Return 0, or 1 if it cannot be
+    released."""
     try:
         tag = release(arguments[0] if arguments else "", Path.cwd())
     except ReleaseError as err:

@@ -3,8 +3,8 @@
     requests --read--> calls --Merge.key, Merge.groups--> groups --run--> arrays of each call
         --> responses
 
-If a run fails, each of its requests is run again alone, so that one bad request does not fail the
-others. `backends.install` copies this file into every backend's folder.
+If a run fails, each of its requests gets a new run of its own, so that one bad request does not
+fail the others. `backends.install` copies this file into every backend's folder.
 """
 
 import math
@@ -25,10 +25,11 @@ Run = Callable[[Arrays, Sequence[str]], Mapping[str, Array]]
 # the names that transformers gives the inputs of a text model
 IDS, MASK, TYPES = "input_ids", "attention_mask", "token_type_ids"
 RAGGED = "ragged_batches"  # parameter in config.pbtxt: the maximum length of a text, in tokens
-# A padded run may have MOST_PADDED times the tokens of its texts, plus RUN_TOKENS. That many tokens
-# take about as long as starting a run. Measured with all-MiniLM-L6-v2 on two processors, 16 texts
-# at a time: BEIR's texts take 10.0 ms each (10.5 ms if MOST_PADDED is 1.25, 10.4 ms if each text
-# runs alone); its short queries take 1.6 ms each (2.2 ms alone).
+# A padded run has at most MOST_PADDED times the tokens of its texts, plus RUN_TOKENS, because
+# starting another run takes about as long as RUN_TOKENS tokens. Measured with all-MiniLM-L6-v2 on
+# two processors, 16 texts at a time: BEIR's texts take 10.0 ms each (10.5 ms if MOST_PADDED is
+# 1.25, 10.4 ms if each text has a run of its own); BEIR's short queries take 1.6 ms each (2.2 ms if
+# each has a run of its own).
 MOST_PADDED = 1.1
 RUN_TOKENS = 16
 
@@ -81,8 +82,8 @@ class Batcher:
         return [responses[index] for index in range(len(requests))]
 
     def _answer(self, calls: Calls) -> dict[int, Any]:
-        """Run all calls at once or, if that fails, each of them alone. Return {index of a call: its
-        response}."""
+        """Run the model on all calls at once or, if that fails, on each call alone. Return {index
+        of a call: its response}."""
         try:
             results = self.run(calls)
             pairs = zip(calls, results, strict=True)
@@ -109,7 +110,7 @@ class Batcher:
 class Merge:
     """Decides which calls share a run, joins their inputs and splits the run's outputs. Calls share
     a run if their inputs can be concatenated along the first dimension. If `batches` is false,
-    every call runs alone."""
+    every call gets a run of its own."""
 
     def __init__(self, batches: bool = True) -> None:
         self.batches = batches
@@ -157,7 +158,8 @@ class Ragged(Merge):
     padding, and the types if all of them are 0. `inputs` contains those of IDS, MASK and TYPES that
     the model takes, with their dtypes. `by_token` names the outputs whose second dimension is
     variable. If such an output is as long as the padded texts, it is cut to the length of the
-    call's own text. Texts are padded to a `multiple` of tokens, but not beyond `most`."""
+    call's own text. Texts are padded to a length that is a multiple of `multiple` tokens, but not
+    beyond `most` tokens."""
 
     def __init__(
         self,
@@ -181,7 +183,7 @@ class Ragged(Merge):
                     "they must be the same"
                 )
         # If another input is at least as long as the text, the length of an output does not show
-        # which of the two it depends on, so the call runs alone.
+        # which of the two it depends on, so the call gets a run of its own.
         longest = max(self._other_sizes(call), default=0)
         alone = call.index if longest >= shape[1] else -1
         return alone, super().key(self._others(call))
@@ -208,7 +210,8 @@ class Ragged(Merge):
         return super().join([self._padded(call, width) for call in calls])
 
     def _padded(self, call: Call, width: int) -> Call:
-        """Return the call with all of IDS, MASK and TYPES, padded to `width` tokens."""
+        """Return the call with its texts padded to `width` tokens, and with the mask and the types
+        if the model takes them and the call omits them."""
         feed = dict(call.feed)
         for name, dtype in self.inputs.items():
             # without a mask, all tokens count; without types, all types are 0
@@ -250,8 +253,8 @@ def _length(call: Call) -> int:
 
 
 def merge_of(config: Config, multiple: int = 1) -> Merge:
-    """Return the Merge that suits a model's configuration. Texts are padded to a `multiple` of
-    tokens, but not beyond the longest text that the model takes."""
+    """Return the Merge that suits a model's configuration. Texts are padded to a multiple of
+    `multiple` tokens, but not beyond the longest text that the model takes."""
     ragged = [entry for entry in config["input"] if entry.get("allow_ragged_batch")]
     names = {entry["name"] for entry in ragged}
     batches = config["max_batch_size"] > 0

@@ -68,8 +68,8 @@ def given_parameters(config: Config) -> dict[str, str]:
 def read(
     parameters: Texts, name: str, parse: Callable[[str], Any], default: Any, allowed: str = ""
 ) -> Any:
-    """Return a parameter's value. If `parse` rejects it, raise a ValueError that names the value
-    and the `allowed` values."""
+    """Return a parameter's value as `parse` reads it, or `default` if the parameter is not set. If
+    `parse` rejects the value, raise a ValueError that names the value and the `allowed` values."""
     try:
         return parse(parameters[name]) if name in parameters else default
     except (KeyError, ValueError):
@@ -81,7 +81,7 @@ def read(
 
 def refuse(parameters: Texts, removed: Texts) -> None:
     """Raise ValueError if a parameter in `removed` is set, unless its value turns it off. `removed`
-    maps each parameter that this backend does not support to an instruction what to do instead."""
+    maps each parameter that this backend does not support to advice on what to do instead."""
     for name, replacement in removed.items():
         if parameters.get(name, "no").lower() not in OFF:
             raise ValueError(

@@ -3,8 +3,7 @@ backend.
 
 It accepts the same config.pbtxt as NVIDIA's own C++ backend, with the same parameters and defaults
 (triton-inference-server/onnxruntime_backend, src/onnxruntime.cc). Each instance runs in its own
-process. Requests that cannot share a run, because their shapes differ or max_batch_size is 0, run
-separately.
+process. Requests whose inputs can be joined are merged into one run of the model (batching.py).
 """
 
 import json
@@ -95,13 +94,15 @@ class TritonPythonModel(instance.Instance):  # type: ignore[misc]  # untyped, as
 
 
 class Runs:
-    """Runs merged calls: all of them in one run, or each call in a separate thread.
+    """Runs the model on merged calls: once for all of them, or once for each call, in separate
+    threads.
 
     For texts and small images, one run on all threads is fastest. A batch of large images does not
     fit into the processors' caches, and the threads of a run wait for each other hundreds of times.
     Therefore, if a model takes large images and there are at least as many calls as threads, each
-    call runs on one thread. Measured with YOLOv5n at 640 pixels, 8 callers, and 2 processors that
-    also decode the images, a call takes 24.5 ms of processor time instead of 32 to 37.
+    call gets a run of its own on one thread. Measured with YOLOv5n at 640 pixels, 8 callers, and 2
+    processors that also decode the images, a call takes 24.5 ms of processor time instead of 32 to
+    37.
 
     `session` uses all threads. `single` is a second session, whose runs use one thread. It needs
     memory for a second copy of the weights, so it is created only when it is first used.

@@ -25,7 +25,7 @@ except ModuleNotFoundError:  # outside Triton's stub, for build_engines
     )
 
 CACHE_BYTES = 1 << 20  # the L2 cache of one processor: 1 to 2 MB on today's servers (lscpu)
-VALUE_BYTES = 4  # runs compute in FP32, even if the pixels are UINT8
+VALUE_BYTES = 4  # bytes of a value: models compute in FP32, even if the pixels are UINT8
 CPU = ("CPUExecutionProvider",)
 DISABLED = 2  # the value of optimization.graph.level in config.pbtxt that turns optimization off
 # the supported parameters in config.pbtxt, including those of NVIDIA's backend that apply only to a
@@ -45,9 +45,10 @@ PARAMETERS = (
     "do_copy_in_default_stream",
 )
 SPINNING, SPIN_TIME = "session.intra_op.allow_spinning", "session.intra_op.spin_duration_us"
-# microseconds: long enough to bridge the gap between operators, but not between runs
+# how many microseconds a waiting thread spins: long enough to bridge the gap between two operators,
+# but not that between two runs
 BRIEF_SPIN = {SPIN_TIME: "20"}
-FATAL = 4  # ONNX Runtime's log severity
+FATAL = 4  # the log severity with which ONNX Runtime logs only fatal errors
 OPTIMIZATION_LEVELS = {
     -1: ort.GraphOptimizationLevel.ORT_ENABLE_BASIC,
     1: ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED,
@@ -109,8 +110,9 @@ class SessionSettings:
 
 
 def separate_runs(config: Mapping[str, Any], parameters: Mapping[str, str], threads: int) -> bool:
-    """Return whether merged requests run in parallel, each on one thread. The parameter
-    `separate_runs` decides; by default, they do if a row does not fit into the cache.
+    """Return whether each of several merged requests gets a run of its own, on one thread, in
+    parallel with the others. The parameter `separate_runs` decides this. Its default is true if a
+    row does not fit into the cache.
 
     Return False on a GPU, with a single thread, or if the batcher merges fewer requests than there
     are threads.

@@ -47,8 +47,8 @@ DATATYPES = {
 KINDS = {datatype: kind for kind, datatype in DATATYPES.items()}
 CONVERTED = {*DATATYPES, "bf16"}  # datatypes that a compiled model can convert to one another
 DEVICE = "CPU"
-# Texts are padded to a multiple of this many tokens, because OpenVINO compiles code for each shape
-# and keeps it: 1.5 MB for a shape of all-MiniLM-L6-v2.
+# Texts are padded to a multiple of MULTIPLE tokens, because OpenVINO compiles code for each shape
+# and keeps this code, which takes 1.5 MB for each shape of all-MiniLM-L6-v2.
 MULTIPLE = 8
 # An operator of ONNX Runtime that OpenVINO computes differently. The scores of an LSTM were wrong
 # by 0.5 out of 17.
@@ -167,8 +167,9 @@ def complete(config: Config, file: Path) -> None:
 
 
 def compiled(model: Any, settings: OpenvinoSettings, args: Mapping[str, str]) -> Any:
-    """Compile the model or load it from the cache, and log which of the two happened. Raise
-    ValueError if the processor does not support it. `args` is what Triton passes to initialize."""
+    """Compile the model or load it from the cache, and log which of the two happened. `args` is
+    what Triton passes to initialize. Raise ValueError if the processor does not support the
+    model."""
     warnings = list(settings.warnings)
     core = openvino.Core()
     capabilities = core.get_property(DEVICE, "OPTIMIZATION_CAPABILITIES")
@@ -242,8 +243,8 @@ class Runs:
 
 
 def rows_of_tables(model: Any) -> dict[str, int]:
-    """Return the inputs that contain indices into a table, such as an embedding, each with the
-    number of the table's rows. OpenVINO would read zeros for an index past the last row."""
+    """Return {input: number of rows} for the inputs that contain indices into the rows of a table,
+    such as an embedding. OpenVINO would read zeros for an index past the last row."""
     rows: dict[str, int] = {}
     for port in model.inputs:
         sizes = _table_sizes(port)

@@ -139,8 +139,9 @@ def root() -> Path:
 
 @contextmanager
 def opened(model: str, version: str) -> Iterator[Path]:
-    """Lock the folder of one version against other instances, and yield it. Raise OSError if that
-    is not possible."""
+    """Yield the cache folder of one version of a model, locked against other instances. On exit,
+    remove compiled models that are no longer needed. Raise OSError if the folder cannot be locked
+    or changed."""
     own(root().parent)
     folder = root() / quote(model, safe="") / version
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -155,7 +156,7 @@ def opened(model: str, version: str) -> Iterator[Path]:
 
 
 def own(folder: Path) -> None:
-    """Create a folder. Raise PermissionError if others may write to it."""
+    """Create the folder if it does not exist. Raise PermissionError if others may write to it."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     status = folder.stat()
     if status.st_uid != os.geteuid() or status.st_mode & 0o022:

@@ -69,7 +69,7 @@ def input_names(config: Config) -> list[str]:
 
 
 def check(config: Config) -> None:
-    """Raise ValueError if config.pbtxt has no inputs or no outputs, or if one has a type that
+    """Raise ValueError if config.pbtxt has no inputs or no outputs, or if a tensor has a type that
     PyTorch does not support."""
     for side in ("input", "output"):
         if not config[side]:

@@ -114,7 +114,7 @@ def device_of(args: instance.Texts) -> Any:
 
 def arguments_of(module: Any) -> list[str] | None:
     """Return the names of forward()'s arguments, or None if its only argument is a dictionary of
-    tensors. Raise ValueError if one has a type that is not supported."""
+    tensors. Raise ValueError if an argument has a type that is not supported."""
     arguments = module.forward.schema.arguments[1:]  # the first is self
     kinds = [argument.type.kind() for argument in arguments]
     if kinds == ["DictType"]:

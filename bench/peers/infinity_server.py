@@ -1,4 +1,5 @@
-"""Serves the text model with infinity-emb: ONNX Runtime, on the file that all servers read."""
+"""Serves the text model with infinity-emb, which runs the same ONNX file as the other servers, in
+ONNX Runtime."""
 
 import os
 import shutil
@@ -16,7 +17,7 @@ def main(port: str, scratch: Path) -> None:
     options = f"v2 --model-id . --served-model-name bert --host 127.0.0.1 --port {port}"
     options += " --engine optimum --device cpu --pooling-method mean --log-level warning"
     sys.argv[1:] = options.split()
-    from infinity_emb.cli import cli  # reads the variables
+    from infinity_emb.cli import cli  # imported here, because it reads the variables
 
     cli()
 

@@ -11,7 +11,7 @@ import litserve
 
 from bench.work import BUNDLED, predict
 
-# model -> (requests in a batch, seconds that a batch waits for more)
+# model -> (requests in a batch, seconds that a batch waits for more requests)
 BATCHED = {"bert": (16, 0.002)}
 
 

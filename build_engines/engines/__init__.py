@@ -1,2 +1,2 @@
-"""Turns an fp32 model into the file that is served: by ONNX Runtime or OpenVINO on a CPU, or by
-TensorRT on a GPU."""
+"""Turns an fp32 model into the file that ONNX Runtime or OpenVINO serves on a CPU, or TensorRT on a
+GPU."""

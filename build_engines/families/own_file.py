@@ -1,5 +1,5 @@
-"""Helps to build a user's own ONNX and TorchScript files: applies the flags, examines a run of the
-file, and copies an example."""
+"""Helps to build a user's own ONNX and TorchScript files: applies the flags, tests the file on
+random rows, and copies an example."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -20,16 +20,17 @@ from clients.base import Tensors
 from serving.clients import client_class
 
 MAX_BATCH_SIZE = 8
-ROWS = 3  # random rows that run together
+ROWS = 3  # number of random rows in the batch on which a file is tested
 LENGTHS = (32, 1024)  # sizes of the rows' variable dimensions, tried in this order
-# tolerance when the outputs for a row that runs alone are compared with those for the same row
-# among others, as a share of the largest value
+# tolerance, as a share of the largest value, when the outputs for a row in a batch of its own are
+# compared with those for the same row among others
 ALIKE = 0.01
-SIDE = 640  # pixels: the side of a detector's random images, as in YOLO by default
-# An output with at most this many boxes is not checked: it may list only the objects that were
+SIDE = 640  # side, in pixels, of a detector's random images; YOLO's default
+# An output with at most FEW_BOXES boxes is not checked: it may list only the objects that were
 # found, and a random image contains none.
 FEW_BOXES = 1000
-LEAST_PIXELS = 32.0  # at least one box of a random image is this large or this far from the corner
+# If boxes are in pixels, the largest output value for random images is at least this.
+LEAST_PIXELS = 32.0
 GREY = "resnet"  # the bundled model whose example is a grey image
 
 
@@ -60,8 +61,9 @@ class Findings:
 
 
 def run_random_rows(family: Family, run: Runner, spec: ModelSpec) -> Findings:
-    """Run random rows together and, if the model takes batches, also one by one. Return what this
-    shows, or empty Findings if the model runs with none of the lengths."""
+    """Run the model on a batch of random rows and then on each row alone or, if it takes no
+    batches, on one set of random tensors. Return what this shows, or empty Findings if the model
+    fails with each of the lengths that are tried."""
     lengths = (SIDE,) if family.boxes_in_pixels else LENGTHS
     for length in lengths:
         try:
@@ -81,7 +83,8 @@ def run_random_rows(family: Family, run: Runner, spec: ModelSpec) -> Findings:
 
 def check_boxes(findings: Findings) -> None:
     """Raise BuildError if the boxes that a detector finds in random images are not in pixels.
-    YOLOX's, for example, are offsets in the cells of a grid. Accept a file that did not run."""
+    YOLOX's, for example, are offsets in the cells of a grid. If `findings.largest` is 0, there is
+    nothing to check."""
     if 0 < findings.largest < LEAST_PIXELS:
         raise BuildError(
             f"the boxes are not in pixels (at most {findings.largest:.1f}), as YOLOX's and "
@@ -91,8 +94,8 @@ def check_boxes(findings: Findings) -> None:
 
 
 def _mixes_rows(run: Runner, feed: Tensors, together: Tensors) -> bool:
-    """Return whether the outputs change if each row runs alone. `together` are the outputs of the
-    rows that ran together."""
+    """Return whether the outputs for a row change if it is the only one in its batch. `together`
+    are the outputs for all rows in one batch."""
     alone = []
     for index in range(ROWS):
         row = {name: array[index : index + 1] for name, array in feed.items()}

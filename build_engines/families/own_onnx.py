@@ -54,7 +54,8 @@ def write_model(family: Family, weights: Weights, request: Request, folder: Path
 
 
 def _copied(weights: Weights, folder: Path) -> Path:
-    """Copy the file, and the other files that hold its weights. Return the copied file."""
+    """Copy the file, and the other files that hold its weights. Return the path of the file's
+    copy."""
     file = folder / "1" / "model.onnx"
     shutil.copyfile(weights.path, file)
     for source in onnx_reader.external_files(weights.graph, weights.path.parent):

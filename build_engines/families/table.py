@@ -39,7 +39,7 @@ LIBRARIES = ("sklearn", "xgboost", "lightgbm", "numpy", "scipy", "joblib", "pand
 
 
 def write_model(_: Family, weights: Weights, request: Request, folder: Path) -> ModelSpec:
-    """Write 1/model.onnx, columns.txt and labels.txt."""
+    """Write 1/model.onnx, columns.txt and labels.txt, and return the ModelSpec."""
     if request.precision != "fp32":
         raise UsageError(f"--precision {request.precision}: a table's model is served in fp32")
     settings: dict[str, str] = {}
@@ -93,8 +93,8 @@ def _name_classes(request: Request, classes: Sequence[Class], folder: Path) -> M
 
 
 def read(weights: Weights, allow_pickle: bool) -> Any:
-    """Load the model: an estimator of scikit-learn's kind, or a Booster. Raise UsageError for a
-    pickle without --allow-pickle, and BuildError if the file cannot be read."""
+    """Load the model, which is an estimator with scikit-learn's interface or a Booster. Raise
+    UsageError for a pickle without --allow-pickle, and BuildError if the file cannot be read."""
     path = weights.path
     try:
         return READERS[weights.kind](path, allow_pickle)

@@ -34,7 +34,7 @@ LOADERS = {
     "zero-shot-classification": "AutoModelForSequenceClassification",
     "text-ranking": "AutoModelForSequenceClassification",
 }
-# model types whose networks look up token types among the words
+# model types whose networks look up token types in the table of word embeddings
 TYPES_AS_WORDS = ("xlm", "flaubert")
 # text networks that project their embedding
 TOWERS = ("CLIPModel", "CLIPTextModelWithProjection")
@@ -53,8 +53,9 @@ LARGEST = 2**31 - 2**24  # bytes of weights: protobuf's limit, minus room for th
 def write_onnx(checkpoint: Path, task: str, pooling: str, path: Path) -> None:
     """Export the network in the folder to ONNX. Its inputs are input_ids, attention_mask,
     token_type_ids if the network has token types, and masked_lm_positions for fill-mask. Raise
-    BuildError if the folder contains another network, or only part of this one."""
-    # the layers after the pooling
+    BuildError if the folder's weights do not fit the network for the task, or if the network cannot
+    be exported."""
+    # the folders of the layers after the pooling
     dense = [folder for name, folder in modules_of(checkpoint) if name == "Dense"]
     head = _SentenceHead(pooling, dense)
     network = _Exported(load_network(checkpoint, task), task, head).eval()
@@ -127,7 +128,7 @@ class _Exported(torch.nn.Module):  # type: ignore[misc, unused-ignore]
         return states, self.head(states, inputs["attention_mask"])
 
     def _tower(self, **inputs: torch.Tensor) -> torch.Tensor:
-        """Return the embedding that CLIP compares with images."""
+        """Return the embedding of a text that CLIP compares with those of images."""
         if hasattr(self.network, "get_text_features"):
             return self.network.get_text_features(**inputs).pooler_output
         return self.network(**inputs).text_embeds
@@ -205,8 +206,8 @@ def _dense(folder: Path) -> list[torch.nn.Module]:
 
 
 def _same(outputs: Arrays, wanted: Arrays, example: Example) -> bool:
-    """Return whether the outputs are the same. The padding in outputs of the shape [rows, tokens,
-    …] is ignored."""
+    """Return whether the file's `outputs` are those `wanted`, up to rounding. The padding in
+    outputs of the shape [rows, tokens, …] is ignored."""
     at = None if POSITIONS in example else example["attention_mask"].numpy() > 0
     return all(_close(one, other, at) for one, other in zip(outputs, wanted, strict=True))
 
@@ -232,8 +233,8 @@ def _check_padding(network: _Exported) -> None:
 
 
 def _same_row(alone: torch.Tensor, together: torch.Tensor) -> bool:
-    """Return whether the output for a text that runs alone equals the last row of the output for
-    several texts."""
+    """Return whether a text's output is the same when it is the only one in the batch (`alone`) as
+    when it is the last of several (`together`)."""
     row = together[-1:, : alone.shape[1]]
     return _close(alone.numpy(), row.numpy(), None)
 
@@ -243,8 +244,8 @@ def _padded_with_0(example: Mapping[str, torch.Tensor]) -> dict[str, torch.Tenso
 
 
 def _close(output: Array, wanted: Array, at: Array | None) -> bool:
-    """Return whether two arrays are the same. If they are [rows, tokens, …], compare only the
-    tokens that `at` marks."""
+    """Return whether two arrays are equal up to rounding. If they are [rows, tokens, …], compare
+    only the tokens that `at` marks."""
     if wanted.ndim == 3 and at is not None:
         wanted, output = wanted[at], output[at]
     return wanted.shape == output.shape and np.allclose(output, wanted, rtol=CLOSE, atol=CLOSE)

@@ -29,10 +29,14 @@ Example = Mapping[str, torch.Tensor]  # {input's name: its tensor}
 def load(
     loader: Any, checkpoint: Path, purpose: str, unused: str = NEVER, spare: str = NEVER
 ) -> Any:
-    """Load a network from a folder, in FP32. Raise BuildError if a weight is missing, which
-    transformers would fill with random numbers, or if the folder has a weight that the network does
-    not use. Missing weights may match the pattern `unused`, and additional ones may match `spare`.
-    `purpose` completes the message."""
+    """Load a network from a folder, in FP32. Weights that match the pattern `unused` may be
+    missing, and weights that match `spare` may be in the folder although the network does not use
+    them. `purpose` completes error messages.
+
+    Raise BuildError if another weight is missing, which transformers would fill with random
+    numbers, if the folder has another weight that the network does not use, or if a weight has the
+    wrong shape.
+    """
     try:
         network, info = loader.from_pretrained(
             checkpoint,
@@ -44,7 +48,7 @@ def load(
         )
     except Exception as err:  # each network raises exceptions of its own
         reason = first_line(err)
-        if isinstance(err, ImportError):  # it names the missing package on several lines
+        if isinstance(err, ImportError):  # this error names the missing package on several lines
             reason = " ".join(str(err).split())
         raise BuildError(f"{checkpoint} cannot be loaded {purpose}: {reason}") from err
     mismatched = info.get("mismatched_keys", ())
@@ -109,8 +113,8 @@ def export_onnx(
 
 
 def _free_shape(tensor: torch.Tensor, first: int | str, second: str) -> Shape:
-    """Return an output's shape with its first dimension replaced. If there are three dimensions and
-    `second` is not empty, the second dimension is replaced too."""
+    """Return an output's shape with `first` as its first dimension. If there are three dimensions
+    and `second` is not empty, `second` is the second one."""
     sizes = tuple(map(int, tensor.shape[1:]))
     if second and len(sizes) == 2:
         return (first, second, sizes[1])

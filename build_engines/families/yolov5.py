@@ -32,7 +32,8 @@ BOXES = 1000
 
 
 def write_model(_: Family, weights: Weights, request: Request, folder: Path) -> ModelSpec:
-    """Write the model folder's files."""
+    """Write the model folder's files, and return the ModelSpec. Raise UsageError if --size is not a
+    multiple of the largest stride."""
     side = request.size or SIDE
     if side < STRIDES[-1] or side % STRIDES[-1]:
         raise UsageError(f"--size {side}: YOLOv5's input is a multiple of {STRIDES[-1]}")
@@ -59,11 +60,11 @@ class Placeholder:
 
 
 def read(path: Path) -> "tuple[YoloV5, tuple[str, ...]]":
-    """Return the network with the checkpoint's weights, and its class names (none if it has none).
-    Raise BuildError if the file is not such a checkpoint.
+    """Return the network with the checkpoint's weights, and the checkpoint's class names, or () if
+    it has none.
 
     torch's restricted unpickler runs no code from the file. It uses Placeholder for each class that
-    it does not allow.
+    it does not allow. Raise BuildError if the file is not a checkpoint of YOLOv5, release 6 or 7.
     """
     try:
         unknown = torch.serialization.get_unsafe_globals_in_checkpoint(path)
@@ -91,7 +92,7 @@ def read(path: Path) -> "tuple[YoloV5, tuple[str, ...]]":
 
 
 def _tensors(module: Placeholder, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
-    """Yield (name, tensor) of every parameter and buffer, named as in the module's state_dict."""
+    """Yield (name, tensor) for every parameter and buffer, named as in the module's state_dict."""
     for kind in ("_parameters", "_buffers", "_modules"):
         for name, value in (module.state.get(kind) or {}).items():
             if isinstance(value, Placeholder):
@@ -193,8 +194,9 @@ class Heads(nn.Module):
 
 
 class YoloV5(nn.Module):
-    """The network. It takes RGB pixels, UINT8 [N,3,H,W], and returns [N,boxes,5+classes]: cx, cy,
-    w, h in pixels of the input, objectness, class scores.
+    """The network. It takes UINT8 RGB pixels [N,3,H,W], and returns a row for each box,
+    [N,boxes,5+classes]. A row holds cx, cy, w and h in pixels of the input, the objectness, and the
+    class scores.
 
     Only the BOXES rows with the highest objectness are decoded and returned, in any order. YOLOv5
     has 25,200 boxes (9 MB with 80 classes), of which hardly any is a detection, and the output is
@@ -286,8 +288,9 @@ def _size(tensor: Tensor, dimension: int) -> int:
 
 
 def decode(logits: Tensor, cells: Tensor) -> Tensor:
-    """Decode logits [N,M,5+C] of the `cells` and anchors [N,M,5]. If s is the sigmoid of a logit,
-    xy = (2s - 0.5 + cell) * stride, wh = (2s)^2 * anchor, and the scores are s."""
+    """Decode logits [N,M,5+C]. `cells` [N,M,5] holds, for each row of logits, the x, y and stride
+    of its cell, and its anchor's width and height. If s is the sigmoid of a logit, xy = (2s - 0.5 +
+    cell) * stride, wh = (2s)^2 * anchor, and the scores are s."""
     lengths = (2, 2, _size(logits, 2) - 4)
     centre, span, scores = logits.sigmoid().split(lengths, -1)
     cell, stride, anchor = cells.split((2, 1, 2), -1)

@@ -1,4 +1,4 @@
-"""Writes the image's bill of materials (SBOM) as CycloneDX JSON. The Dockerfile runs it.
+"""Writes the image's bill of materials (SBOM) as CycloneDX JSON. The Dockerfile runs this script.
 
     python bill_of_materials.py ENVIRONMENT DPKG_FOLDER OUTPUT
 

@@ -1,4 +1,4 @@
-"""`make image` builds the image with the first of docker, podman and buildah that works.
+"""Builds the image for `make image`, with the first of docker, podman and buildah that works.
 
 usage: python scripts/image/build.py [cpu | gpu]
 
@@ -32,7 +32,8 @@ class ImageError(Exception):
 
 
 def main(arguments: list[str]) -> int:
-    """Run the command line. Return 0, 1 after a failure, or 2 for invalid arguments."""
+    """Build the image that `arguments` name. Return 0, 1 after a failure, or 2 for invalid
+    arguments."""
     target = arguments[0] if arguments else "cpu"
     if len(arguments) > 1 or target not in TARGETS:
         sys.stderr.write(

@@ -51,7 +51,8 @@ def insert(graph: TableGraph, model: Any, cells: str, width: int) -> dict[str, s
 
 
 def _convertible(model: Any) -> Any:
-    """Return a copy of the model for which skl2onnx's conversion gives the same predictions."""
+    """Return a copy of the model, with its options set so that the model skl2onnx converts it to
+    makes the same predictions as the original."""
     copied = copy(model)
     # an option of VotingClassifier.transform, which is not served
     if hasattr(copied, "flatten_transform"):

@@ -42,7 +42,7 @@ class Column:
     closed: bool = False  # whether an encoder rejects all other values
     filled: bool = False  # whether the encoder knows the value that an imputer before it fills in
     missing: Any = np.nan  # the value that means a missing cell to the model
-    # the NumPy type of categories that are integers; a column must have the same one, because
+    # the NumPy type of categories that are integers; sample cells get the same type, because
     # libraries compare integers of two different 64-bit types in FP64
     dtype: Any = None
     points: tuple[float, ...] = ()  # likely values of the column, or thresholds of trees
@@ -56,7 +56,7 @@ class Column:
         return [*values, None] if self.filled and self.datatype == "BYTES" else values
 
     def with_points(self, points: Array) -> "Column":
-        """Return the column with more `points`."""
+        """Return a copy of the column with these `points` added."""
         return replace(self, points=(*self.points, *points.tolist()))
 
 
@@ -65,8 +65,8 @@ def is_missing(value: Any) -> bool:
 
 
 def columns_of(estimator: Any) -> list[Column]:
-    """Return the model's columns, with their names in training and with what the steps that read
-    them know about them."""
+    """Return the model's columns. Their names are those in training, and their other fields are
+    collected from the steps that read them."""
     columns = [Column(name) for name in names_of(estimator)]
     for step, indices, fills in _readers(estimator, range(len(columns))):
         for index, points in zip(indices, _learned(step, len(indices)), strict=True):
@@ -129,7 +129,8 @@ def places_kept(imputer: Any) -> list[int]:
 def _with_categories(column: Column, categories: Array, closed: bool, is_filled: bool) -> Column:
     """Return the column with the `categories` of an encoder that reads it. `closed` means that the
     encoder rejects all other values. If several closed encoders read the column, it has only the
-    categories that all of them accept, and those of other encoders are ignored."""
+    categories that all of them accept, and the categories of encoders that are not closed are
+    ignored."""
     if column.closed and not closed:
         return column
     values = tuple(categories.tolist())
@@ -150,12 +151,12 @@ def _with_categories(column: Column, categories: Array, closed: bool, is_filled:
 
 
 def names_of(estimator: Any) -> list[str]:
-    """Return a name for each column: "" if the columns have no names."""
+    """Return the name of each column, or "" for each column if they have no names."""
     estimator = next(active_steps(estimator), estimator)
     booster = booster_of(estimator)
     if type(booster).__module__.startswith("xgboost"):
         return list(booster.feature_names or [""] * booster.num_features())
-    # This is LightGBM's Booster, which names columns without a name Column_0 ….
+    # This is LightGBM's Booster. If columns have no names, it calls them Column_0, Column_1 ….
     if hasattr(booster, "num_feature"):
         names = list(booster.feature_name())
         are_numbers = all(re.fullmatch(r"Column_\d+", name) for name in names)

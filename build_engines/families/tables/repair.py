@@ -12,7 +12,7 @@ from onnx import TensorProto, helper
 from build_engines.errors import BuildError, UsageError, brief
 from build_engines.onnx_writer import ML
 
-BATCH_SIZE = 1024  # rows; a row takes microseconds
+BATCH_SIZE = 1024  # maximum number of rows in a batch; a row takes microseconds
 INSTEAD = "a model.py for Triton's Python backend can serve the model itself"
 OF_EXPORTS = (
     "export it for any number of rows: FloatTensorType([None, 1]) for each number, "
@@ -81,9 +81,9 @@ def _rename(graph: onnx.GraphProto, old: str, new: str) -> None:
 
 
 def set_shapes(model: onnx.ModelProto, rows: Feed, remedy: str = INSTEAD) -> None:
-    """Set the types and shapes of the outputs from runs on the first of `rows`, because converters
-    omit them or write the shapes for one row. Raise UsageError, with the `remedy`, if the model
-    does not run."""
+    """Set the types and shapes of the outputs by running the model on the first of the `rows`,
+    because converters omit them or write the shapes for one row. Raise UsageError, with the
+    `remedy`, if the model does not run."""
     for value in model.graph.output:
         if value.type.HasField("tensor_type"):
             value.ClearField("type")

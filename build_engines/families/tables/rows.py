@@ -199,7 +199,7 @@ def _answers(estimator: Any, cells: Sequence[Array], names: Sequence[str]) -> Ma
     if all(names) and all(names_of(estimator)):
         import pandas as pd
 
-        # with its type, because pandas turns a column of texts and None into one of texts and NaN
+        # keep each column's type; otherwise pandas replaces None with NaN in a column of texts
         series = [pd.Series(each, dtype=each.dtype) for each in cells]
         rows = pd.DataFrame(dict(zip(names, series, strict=True)))
     predict = getattr(estimator, "predict", None) or estimator.transform

@@ -107,7 +107,7 @@ def apply_step(graph: TableGraph, step: Any, table: Table) -> Table:
 
 
 def _by_skl2onnx(graph: TableGraph, step: Any, table: Table) -> Table:
-    """Convert a step with skl2onnx. Its results may differ from the step's in the last bits."""
+    """Convert a step with skl2onnx. The results may differ from the step's own in the last bits."""
     values = matrix(graph, table.cells)
     outputs = insert(graph, step, values, len(table.cells))
     if len(outputs) > 1:
@@ -238,8 +238,8 @@ def _encoded(graph: Graph, step: Any, table: Table) -> Table:
     """Return the columns that the encoder makes from each column. Their values are the encoder's
     own results for each category."""
     cells: list[Cells] = []
-    # only a OneHotEncoder has this attribute; other encoders make equally many columns from each
-    # column
+    # only a OneHotEncoder has this attribute; other encoders make the same number of columns from
+    # each column
     widths = getattr(step, "_n_features_outs", None)
     start = 0
     for index, cell in enumerate(table.cells):

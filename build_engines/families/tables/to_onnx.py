@@ -78,11 +78,12 @@ class Converted:
 
 def convert(estimator: Any, inputs: Sequence[TensorSpec] = ()) -> Converted:
     """Convert a trained model to ONNX. `inputs` are its columns; by default they are read from the
-    model. Raise BuildError if the ONNX file's predictions for rows like the training data differ
-    from the model's.
+    model.
 
     The parts that skl2onnx converts compute in FP64 if skl2onnx supports it and the predictions
-    match, and otherwise in FP32. Tree models inside other models always compute in FP32.
+    match, and otherwise in FP32. Tree models inside other models always compute in FP32. Raise
+    BuildError if the ONNX file's predictions for rows like the training data differ from the
+    model's.
     """
     estimator = unwrapped(estimator)
     _check_kind(estimator)
@@ -160,7 +161,8 @@ def _converted(graph: TableGraph, estimator: Any, columns: Sequence[Column]) -> 
 
 
 def _classes(graph: Graph, estimator: Any, outputs: Outputs) -> list[Class]:
-    """Return the classifier's classes. If they are False and True, cast the prediction instead."""
+    """Return the classifier's classes. If they are False and True, cast the prediction to Boolean,
+    and return []."""
     classes = np.asarray(getattr(estimator, "classes_", ()))
     if classes.dtype != bool or classes.tolist() != BOOLEANS:
         return list(classes.tolist())
@@ -294,8 +296,9 @@ def _input_names(columns: Sequence[Column]) -> list[str]:
 
 
 def _compare_trees(estimator: Any, last: Any, trees: Trees) -> None:
-    """Compare the trees with the library's, without the steps before them: at every threshold, and
-    at the next lower and higher numbers in FP32 and in FP64."""
+    """Compare the predictions of the trees, without the steps before them, with the library's. The
+    rows contain every threshold, and the next lower and higher numbers in FP32 and in FP64. Raise
+    BuildError if the predictions differ."""
     rng = np.random.default_rng(0)
     columns = [Column(name) for name in names_of(last)]
     asked = {

@@ -77,8 +77,9 @@ class Trees:
 
     @classmethod
     def boosted(cls, first: Array, trees: Sequence[Tree], **facts: Any) -> "Trees":
-        """Return an ensemble with n sums, which begin with the values in `first` [n], because the
-        first n trees are leaves with these values. Tree number i adds to sum i % n."""
+        """Return an ensemble with n sums, each of which begins with its value in `first` [n]. For
+        this, n trees that consist of one leaf are put before `trees`. Tree number i adds to sum i %
+        n."""
         return cls([*map(Tree.leaf, first), *trees], len(first), **facts)
 
     @property
@@ -95,7 +96,7 @@ class Trees:
         return {column: np.unique(values[features == column]) for column in columns}
 
     def joined(self, name: str) -> Array:
-        """Return a field of the nodes of all trees, one tree after the other."""
+        """Return the field `name` of the nodes of all trees, one tree after the other."""
         return np.concatenate([getattr(tree, name) for tree in self.trees])
 
 
@@ -169,8 +170,8 @@ def _doubles(values: Array) -> Any:
 
 @dataclass(frozen=True)
 class Kind:
-    """Converts one library's models: `read` returns their trees, and `answer` turns the sums [rows,
-    n] into the results of predict and predict_proba."""
+    """Converts one kind of model: `read` returns the model's trees, and `answer` turns the sums
+    [rows, n] into the results of predict and predict_proba."""
 
     read: Callable[[Any], Trees]
     answer: Callable[[Graph, Any, str], Outputs]
@@ -193,7 +194,8 @@ def read_trees(model: Any) -> Trees:
 
 def write_trees(graph: Graph, model: Any, trees: Trees, cells: str) -> Outputs:
     """Add the nodes that compute the model's predictions for the matrix `cells` from its `trees`.
-    Return its outputs, with the prediction first. Raise BuildError if they cannot be converted."""
+    Return its outputs, with the prediction first. Raise BuildError if the model cannot be
+    converted."""
     return KINDS[kind_of(model)].answer(graph, model, add_up(graph, cells, trees))
 
 
@@ -223,8 +225,8 @@ def _forest(model: Any) -> Trees:
 
 
 def _boosted(model: Any) -> Trees:
-    """Read a GradientBoosting model. Its sums begin with the prediction of `init`, which is the
-    same for all rows."""
+    """Return the trees of a GradientBoosting model. Their sums begin with the prediction of `init`,
+    which is the same for all rows."""
     if model.init is not None and model.init != "zero":
         raise BuildError(
             f"its init is a {type(model.init).__name__}, which is not converted: train it without "
@@ -316,7 +318,7 @@ def _linked(graph: Graph, model: Any, sums: str) -> Outputs:
 
 
 def _of_two(graph: Graph, second: str, one: Any) -> str:
-    """Return the probabilities of two classes."""
+    """Return the probabilities of both classes, given those of the `second` class."""
     return graph.add("Concat", graph.add("Sub", one, second), second, axis=1)
 
 
@@ -347,14 +349,14 @@ def _named(graph: Graph, model: Any, index: str, shares: str) -> Outputs:
 
 
 def booster_of(model: Any) -> Any:
-    """Return XGBoost's or LightGBM's inner Booster, or any other model itself."""
+    """Return the Booster inside a model of XGBoost or LightGBM. Return any other model as it is."""
     if hasattr(model, "get_booster"):
         return model.get_booster()
     return getattr(model, "booster_", model)
 
 
 def objective_of(model: Any) -> str:
-    """Return the objective of a model of XGBoost or LightGBM, as its own file names it."""
+    """Return the objective of a model of XGBoost or LightGBM, as the library names it."""
     booster = booster_of(model)
     if hasattr(booster, "save_config"):
         return str(json.loads(booster.save_config())["learner"]["objective"]["name"])
@@ -372,7 +374,7 @@ def best_trees(booster: Any) -> Any:
 
 
 def _xgboost(model: Any) -> Trees:
-    """Read XGBoost's trees."""
+    """Return the trees of a model of XGBoost."""
     booster = booster_of(model)
     document = json.loads(booster.save_raw("json"))
     gradient_booster = document["learner"]["gradient_booster"]
@@ -478,8 +480,8 @@ def _transformed(graph: Graph, objective: str, sums: str) -> str:
 
 
 def _exp(graph: Graph, values: str) -> str:
-    """Return e to the power of FP32 values, computed in FP64 and then rounded. The results equal
-    those of C's expf."""
+    """Return e to the power of FP32 values, computed in FP64 and then rounded to FP32. The results
+    equal those of C's expf."""
     power = graph.add("Exp", graph.cast(values, TensorProto.DOUBLE))
     return graph.cast(power, TensorProto.FLOAT)
 

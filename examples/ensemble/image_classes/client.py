@@ -11,8 +11,8 @@ from clients.base import best, softmax
 
 
 class Client(ModelClient):
-    """Serves the ensemble, INPUT UINT8 [n, bytes] -> OUTPUT FP32 [n, classes]. Predicts
-    `{"classes": [{"label", "class_id", "score"}, …]}`."""
+    """Serves the ensemble, which maps INPUT, UINT8 [n, bytes], to OUTPUT, FP32 [n, classes]. A
+    prediction is `{"classes": [{"label", "class_id", "score"}, …]}`."""
 
     codec = ENCODED_IMAGE
     parameters = (Parameter("top_k", 5, "how many classes to return", minimum=1, maximum=1000),)

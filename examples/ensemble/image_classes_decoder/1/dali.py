@@ -1,9 +1,9 @@
-"""Decodes images as a part of an ensemble, on Triton's DALI backend: encoded image UINT8 [n, bytes]
--> pixels [n, 3, 224, 224].
+"""Decodes images as a part of an ensemble, on Triton's DALI backend. It takes encoded images, UINT8
+[n, bytes], and returns pixels, UINT8 [n, 3, 224, 224].
 
 The pipeline decodes an image, rotates it according to EXIF, and resizes it. It runs on the CPU, on
 machines with and without a GPU. On a GPU, device_id=0 and device="mixed" for the decoder would move
-all of it there.
+the whole pipeline there.
 """
 
 from typing import Any

@@ -1,8 +1,8 @@
-"""Decodes images as a part of an ensemble, on Triton's Python backend: encoded image UINT8 [n,
-bytes] -> pixels UINT8 [n, 3, 224, 224].
+"""Decodes images as a part of an ensemble, on Triton's Python backend. It takes encoded images,
+UINT8 [n, bytes], and returns pixels, UINT8 [n, 3, 224, 224].
 
-It does what dali.py does, on machines without DALI: decodes an image, rotates it according to EXIF,
-and resizes it. Transparent parts become white, as in this project's clients; DALI ignores
+It does what dali.py does, on machines without DALI: it decodes an image, rotates it according to
+EXIF, and resizes it. Transparent parts become white, as in this project's clients; DALI ignores
 transparency. Bytes after the end of the image are ignored, so a batch can be padded with zeros.
 Triton's Python environment needs Pillow.
 """
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
 SIDE = 224
-LARGEST = 89_000_000  # pixels
+LARGEST = 89_000_000  # maximum number of pixels of an image
 
 
 class TritonPythonModel:
