@@ -80,8 +80,8 @@ def scenarios() -> list[Scenario]:
         Scenario("text of 8 tokens, 16 callers", 16, (short,)),
         Scenario("text of 128 tokens, 16 callers", 16, (_text(LONG),)),
         *(
-            Scenario(f"texts of mixed lengths, {callers} callers", callers, texts)
-            for callers in (1, 16, 64)
+            Scenario(f"texts of mixed lengths, {name}", callers, texts)
+            for callers, name in ((1, "1 caller"), (16, "16 callers"), (64, "64 callers"))
         ),
         Scenario("8 photos, 1 with boxes and 4 short texts, 16 callers", 16, tuple(mixed)),
         *(
