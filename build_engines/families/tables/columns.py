@@ -117,8 +117,8 @@ def _fills(step: Any) -> bool:
 
 
 def places_kept(imputer: Any) -> list[int]:
-    """Return the places of the columns that the imputer passes on. It may drop the columns that had
-    no values in training."""
+    """Return the indices of the columns that the imputer passes on. Unless it keeps empty features,
+    it drops the columns that had no values in training."""
     return [
         place
         for place, value in enumerate(imputer.statistics_)
