@@ -12,7 +12,7 @@ MODELS := $(BUNDLED:%=model_repository/%/1/model.onnx)
 # process another 10 s.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: run setup models dev test compiled packages check unit fuzz bench soak image release lint format lock clean
+.PHONY: run setup models dev ready test compiled packages check unit fuzz bench soak image release lint format lock clean
 
 run: setup models
 	@PORT=$(PORT) SERVE_HOST=$(HOST) SERVE_PAGE=$(or $(SERVE_PAGE),auto) SERVE_RELOAD=$(or $(SERVE_RELOAD),auto) \
@@ -24,13 +24,19 @@ setup: $(SERVING)
 
 models: $(MODELS)
 
-dev: .venv/.dev
+# Clients and SDKs are installed into folders of their own, because their dependencies contradict each other.
+CLIENTS := openapi callers sdks sdk3
+dev: .venv/.dev $(CLIENTS:%=.venv/%/.installed)
+
+# Set up everything. The models are built while packages are installed.
+ready: setup
+	@$(MAKE) --no-print-directory -j 2 dev models
 
 # Tests run in four processes, each of which runs whole files, because most tests wait for servers to start and stop.
 # torch gets one thread per process: several would wait for each other and take twice the processor time.
 test unit: export OMP_NUM_THREADS = 1
-test: setup models
-	@$(MAKE) --no-print-directory -j 2 --output-sync=target packages $(if $(FILE),dev,compiled lint)
+test: ready
+	@$(MAKE) --no-print-directory -j 2 --output-sync=target packages $(if $(FILE),,compiled lint)
 	$(BIN)/python -m pytest $(or $(FILE:%=-n 0 %),-n 4 --dist loadfile --no-loadscope-reorder) $(PYTEST_ARGS)
 
 # Compile the modules that the tests import, once and while mypy runs, rather than in each of the four processes.
@@ -41,7 +47,7 @@ packages:
 	@$(DEBIAN) podman runc mmdebstrap wrk ip:iproute2 chromium promtool:prometheus
 
 # Check style and types, and run the tests that do not start a server or import torch.
-check: setup models dev
+check: ready
 	@$(MAKE) --no-print-directory -j 2 --output-sync=target unit lint
 
 unit:
@@ -114,17 +120,15 @@ $(BIN)/python:
 	@$(DEBIAN)
 	@tcc -shared -fPIC -nostdlib -Wall -Werror -o $@ $<
 
-DEVELOPMENT := dev.lock torch.txt openapi.lock callers.lock sdks.lock sdk3.lock
-.venv/.dev: $(DEVELOPMENT:%=requirements/%) .venv/.serving | $(SERVING)
+.venv/.dev: requirements/dev.lock requirements/torch.txt .venv/.serving | $(SERVING)
 	@echo "installing what tests and exports networks (torch among it) into .venv …"
 	@scripts/install requirements/dev.lock
 	@$(BIN)/pip install --disable-pip-version-check --quiet --no-deps --no-compile --require-hashes -r requirements/torch.txt
-	@scripts/install requirements/openapi.lock --upgrade --target .venv/openapi
-	@scripts/install requirements/callers.lock --upgrade --target .venv/callers
-	@scripts/install requirements/sdks.lock --upgrade --target .venv/sdks
-	@scripts/install requirements/sdk3.lock --upgrade --target .venv/sdk3
 	@touch $@
-	@echo "installed"
+
+.venv/%/.installed: requirements/%.lock | .venv/.serving
+	@scripts/install $< --upgrade --target $(@D)
+	@touch $@
 
 $(MODELS): model_repository/%/1/model.onnx: build_engines/families/%.py build_engines/onnx_writer.py | $(SERVING)
 	@echo "building $* …"

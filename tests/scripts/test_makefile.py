@@ -59,7 +59,7 @@ def test_set_up_tritonserver_before_a_target_builds_or_serves(target: str) -> No
 
 @pytest.mark.parametrize("file", INSTALLED)
 def test_install_again_after_a_change_of_a_lock_file(file: str) -> None:
-    assert "scripts/install requirements/dev.lock" in recipe("-W", f"requirements/{file}", "dev")
+    assert re.search(f"install .*requirements/{file}", recipe("-W", f"requirements/{file}", "dev"))
 
 
 def locked(name: str) -> dict[str, str]:
