@@ -234,7 +234,8 @@ class Ragged(Merge):
         longest = max(map(_length, calls))
         rounded = math.ceil(longest / self.multiple) * self.multiple
         width = max(longest, min(rounded, self.most))
-        # calls that share a run have other inputs of the same shapes (see key)
+        # The first call is enough: in all calls of a run, the inputs other than the text have the
+        # same shapes (see key).
         return longest if width in self._other_sizes(calls[0]) else width
 
     def _other_sizes(self, call: Call) -> list[int]:

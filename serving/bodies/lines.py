@@ -97,8 +97,8 @@ class JsonLines:
         return LinesJob(served, request, records)
 
     def _read(self, line: bytes, served: ServedModel, target: Target) -> Record:
-        """Parse a line while no other thread of this worker is parsing one. If the line is wrong,
-        return a Record that contains the error."""
+        """Parse a line, holding TURN, so that only one thread of this worker parses at a time. If
+        the line is invalid, return a Record that contains the error."""
         with collected() as reserved, TURN:
             record = self._record(line, served, target)
         return replace(record, reserved=reserved)

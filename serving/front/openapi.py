@@ -223,7 +223,8 @@ def _schemas(clients: JsonObject) -> dict[str, JsonObject]:
     shapes = (*SHAPES, Instances, *dict.fromkeys(JSON_BODIES.values()))
     _, schemas = schema_components(shapes, ref_template="#/components/schemas/{name}")
     of_instances = schemas.pop("Instances")
-    # a flat object must contain at least one key that is not an option, because it needs an input
+    # A flat object must contain an input. None of the properties that Flat declares is one, so at
+    # least one other key is required.
     of_others = {"propertyNames": {"enum": [*schemas["Flat"]["properties"]]}}
     schemas["Flat"]["allOf"] = [{"not": of_others}]
     for schema in (*schemas.values(), of_instances):

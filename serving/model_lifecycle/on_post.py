@@ -181,9 +181,9 @@ class OnPost(Policy):
         return sum(sizes.get(name, 0) for name in self.manager.staged_names(entry))
 
     def _check_names(self, entry: Entry) -> None:
-        """Raise ModelAlreadyLoaded if callers know another model by one of the new model's names.
-        Raise LoadFailed if Triton knows another model by one of its names, which can happen without
-        namespaces."""
+        """Raise ModelAlreadyLoaded if a loaded model already has one of the names that callers use
+        for the new model. Raise LoadFailed if Triton already has a model with the name of the new
+        model or of one of its parts, which can happen only without namespaces."""
         others = self.manager.models().entries.values()
         for other in others:
             if known := {other.target, other.name} & {entry.target, entry.name}:
