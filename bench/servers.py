@@ -29,6 +29,7 @@ CACHE = ROOT / ".cache" / "bench"
 # torch is not in a peer's lock file, because the lock file would then bring CUDA
 TORCH = ROOT / "requirements" / "torch.txt"
 NEED_TORCH = ("infinity",)
+SUSPENDED = (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE)
 PORTS = PortPicker(range(12000, 14000))  # below the ports that the kernel gives to clients
 START_SECONDS = 240
 STOP_SECONDS = 40
@@ -123,10 +124,15 @@ class Server:
         return f"/{ask.model}", {"Content-Type": "application/octet-stream"}, ask.plain
 
     def stop(self) -> None:
-        """Suspend all processes, so that they take no processor time."""
-        for process in self._all():
+        """Suspend all processes, and wait until they take no processor time."""
+        processes = list(self._all())
+        for process in processes:
             with suppress(psutil.NoSuchProcess):
                 process.suspend()
+        for process in processes:
+            with suppress(psutil.NoSuchProcess):
+                while process.status() not in SUSPENDED:
+                    time.sleep(0.001)
 
     def resume(self) -> None:
         """Continue all processes. tritonserver comes before its stubs, which end if it does not
