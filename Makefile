@@ -60,7 +60,7 @@ fuzz: setup dev
 	@$(BIN)/python -m tests.fuzz $(FUZZ) --executions $(or $(EXECUTIONS),1000000)
 	@FUZZ_CALLS=$$(($(or $(EXECUTIONS),1000000) / 50)) $(BIN)/python -m pytest -n 0 -q tests/fuzz/test_sequences.py
 
-# Compare the speed with a minimal front, the network alone, Triton itself and two other servers (docs/benchmarks.md).
+# Compare the speed with a minimal front, the network alone, Triton itself and four other servers (docs/benchmarks.md).
 bench: setup models dev
 	@$(DEBIAN) wrk
 	@$(BIN)/python -m bench $(BENCH)

@@ -14,7 +14,7 @@ def read_lines(file: Path) -> list[str]:
 
 
 def write_labels(target: Path, labels: Sequence[str], file: Path | None) -> bool:
-    """Write the labels of `file`, or `labels` if there is no file, to `target`. Return whether
+    """Write the labels of `file`, or `labels` if `file` is None, to `target`. Return whether
     there are any labels. Raise UsageError if the file is not text or a label contains a line
     break."""
     if file:

@@ -222,7 +222,7 @@ class Batches(CalibrationDataReader):  # type: ignore[misc]
 
 def calibration_batches(client: ModelClient, request: Request) -> Batches:
     """Return the inputs of the model for the samples of --calibration, except those held out for
-    the comparison. Raise UsageError if there are no such samples."""
+    the comparison. Raise UsageError if none are left."""
     samples = by_client(client.model.parameters["client"]).samples
     if samples is None:
         raise UsageError(f"{client.model.parameters['client']} cannot be calibrated for INT8")

@@ -241,8 +241,8 @@ class OnDemand(OnPost):
         log.info("loaded '%s' in %.1f s", name, ended - began)
 
     def _admit(self, entry: Entry, needed: int) -> Entry:
-        """Evict models if there is no memory for the load, and add the model to the table. Raise
-        OutOfMemory, LoadFailed, or ModelNotReady if there is no memory at the moment."""
+        """Evict models if too little memory is free, and add the model to the table. Raise
+        OutOfMemory, LoadFailed, or ModelNotReady if a later call may succeed."""
         waits = f"'{entry.name}' is not loaded yet: "
         try:
             self._make_room(entry.name, needed)

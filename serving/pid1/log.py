@@ -109,7 +109,7 @@ def read_object(line: str) -> dict[str, Any]:
 
 
 class Output:
-    """Writes log lines to a file descriptor. Thread-safe. If nobody reads the log, lines are
+    """Writes log lines to a file descriptor. Thread-safe. While no process reads the log, lines are
     dropped, so that the supervisor does not block. When the log is read again, a line says how many
     were dropped."""
 
