@@ -169,11 +169,11 @@ def _build(parsed: argparse.Namespace) -> int:
 
     started = time.monotonic()
     folder, built = build(request_of(parsed), parsed.force, before_publishing=ignore_signals)
-    print(
-        f"built {folder} in {time.monotonic() - started:.1f} s"
-        if built
-        else f"{folder} is up to date"
-    )
+    if built:
+        print(f"built {folder} in {time.monotonic() - started:.1f} s")
+        print("make run serves it; docs/models.md shows how to call each kind of model")
+    else:
+        print(f"{folder} is up to date")
     return 0
 
 

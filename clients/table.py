@@ -197,9 +197,9 @@ class Client(ModelClient):
         if len(instance) != self.count:
             names = f" ({_listed(self.columns)})" if self.columns else ""
             raise DecodingError(
-                f"expected {self.count} cells{names}, got {len(instance)}: separate cells by "
-                "commas and rows by line ends (curl: --data-binary), write decimals with a point, "
-                f"and send neither the label nor {INDEX}",
+                f"expected {self.count} cells{names}, got {len(instance)}: send neither the label "
+                f"nor {INDEX}; in CSV, separate cells by commas and rows by line ends (curl: "
+                "--data-binary), and write decimals with a point",
                 instance=number,
             )
         return instance

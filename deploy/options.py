@@ -40,6 +40,36 @@ def name_of(text: str) -> str:
     return text
 
 
+def archive_or_folder(text: str) -> str:
+    """Return the URL if it names an archive, or a folder by its final /. Otherwise raise
+    ArgumentTypeError."""
+    if not re.fullmatch(r"s3://[^/]+/(.+\.tar\.gz|(.+/)?)", text):
+        raise argparse.ArgumentTypeError(
+            f"'{text}' must be s3://BUCKET/KEY.tar.gz, or s3://BUCKET/PREFIX/ with a final /: "
+            "copy local files to S3 first"
+        )
+    return text
+
+
+def folder_of_archives(text: str) -> str:
+    """Return the URL if it names a folder in S3, otherwise raise ArgumentTypeError."""
+    if not re.fullmatch(r"s3://[^/]+/(.+/)?", text):
+        raise argparse.ArgumentTypeError(
+            f"'{text}' must be s3://BUCKET/PREFIX/ with a final /, a folder of archives"
+        )
+    return text
+
+
+def instance_type(text: str) -> str:
+    """Return the text if it has the form of SageMaker's instance types, otherwise raise
+    ArgumentTypeError."""
+    if not re.fullmatch(r"ml\.[a-z0-9-]+\.[a-z0-9]+", text):
+        raise argparse.ArgumentTypeError(
+            f"'{text}' must be an instance type of SageMaker, such as ml.c5.xlarge"
+        )
+    return text
+
+
 @dataclass(frozen=True, kw_only=True)
 class Common:
     """The options that all commands have. `name` is the name of the stack. `config` is the content
@@ -63,7 +93,7 @@ class Push(Common):
     local_image: str = option(PROJECT, f"image to push (default: {PROJECT})", metavar="IMAGE")
     repository: str = option(PROJECT, f"repository in ECR (default: {PROJECT})")
     tag: str | None = option(None, "default: git describe --tags --always --dirty")
-    engine: str | None = option(None, "default: the first that is installed", choices=ENGINES)
+    engine: str | None = option(None, "default: the first that works", choices=ENGINES)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,12 +106,17 @@ class Endpoint(Common):
         None, "image in ECR; default: the repository's, tag by git describe", metavar="URI"
     )
     model_data: str | None = option(
-        None, "s3://…/model.tar.gz, or s3://…/ for unpacked files", metavar="S3"
+        None,
+        "s3://…/model.tar.gz, or s3://…/ for unpacked files",
+        type=archive_or_folder,
+        metavar="S3",
     )
     env: Sequence[str] = option(
         (), "a variable for the container", action="append", metavar="KEY=VALUE"
     )
-    instance_type: str | None = option(None, "default: ml.c5.xlarge", metavar="TYPE")
+    instance_type: str | None = option(
+        None, "default: ml.c5.xlarge", type=instance_type, metavar="TYPE"
+    )
     instances: int | None = option(None, "number of instances; default: 1", type=int, metavar="N")
     inference_ami: str | None = option(
         None, "host image, which decides the GPU driver's version", metavar="NAME"
@@ -96,7 +131,10 @@ class Endpoint(Common):
 class Create(Endpoint):
     role: str = option(PROJECT, f"execution role: a name or an ARN (default: {PROJECT})")
     multi_model: str | None = option(
-        None, "make a multi-model endpoint for the archives in s3://…/", metavar="S3"
+        None,
+        "make a multi-model endpoint for the archives in s3://…/",
+        type=folder_of_archives,
+        metavar="S3",
     )
 
 

@@ -17,9 +17,9 @@ from deploy.stack import git_version, say
 def push(options: Push, aws: Aws) -> None:
     """Log in to ECR, then tag and push the image. Print its URI to stdout."""
     default = "docker" if aws.dry_run else ""
-    engine = options.engine or next(filter(shutil.which, ENGINES), default)
+    engine = options.engine or next(filter(_works, ENGINES), default)
     if not engine:
-        raise DeployError(f"none of {', '.join(ENGINES)} is installed here")
+        raise DeployError(f"none of {', '.join(ENGINES)} works here")
     tag = options.tag or git_version()
     token = aws.read("ecr", "GetAuthorizationToken")["authorizationData"][0]
     login = base64.b64decode(token["authorizationToken"]).decode()
@@ -32,6 +32,14 @@ def push(options: Push, aws: Aws) -> None:
     _run(aws, [engine, "push", *ENGINES[engine], uri])
     _warn_of_oci(aws, options.repository, tag)
     aws.report(uri)
+
+
+def _works(engine: str) -> bool:
+    """Return whether the engine is installed and answers. `docker info` fails without a daemon."""
+    if not shutil.which(engine):
+        return False
+    done = subprocess.run([engine, "info"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    return done.returncode == 0
 
 
 def _ensure_repository(options: Push, aws: Aws) -> None:

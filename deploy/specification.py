@@ -138,11 +138,6 @@ def _data(url: str) -> dict[str, Any]:
     ends with /."""
     if url.endswith(".tar.gz"):
         return {"ModelDataUrl": url}
-    if not url.endswith("/"):
-        raise UsageError(
-            f"--model-data '{url}' must be s3://BUCKET/KEY.tar.gz, or s3://BUCKET/PREFIX/ "
-            "with a final /"
-        )
     return {
         "ModelDataSource": {
             "S3DataSource": {"S3Uri": url, "S3DataType": "S3Prefix", "CompressionType": "None"}

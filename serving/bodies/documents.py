@@ -135,10 +135,10 @@ class FlatJob(Job):
         self.is_decoupled = True
         if not (request.stream or body.generates):
             known = {*WHOLE_BODY, *(served.client.instance_keys() if served.client else ())}
-            text = f"the body has none of the shapes {SHAPES}"
+            text = f"the body must have one of the shapes {SHAPES}"
             strange = next((key for key in self.document if key not in NO_FIELDS), "")
             if strange:
-                text += f": {unknown('key', strange, known)}"
+                text = f"{unknown('key', strange, known)}; {text}"
             raise InvalidRequest(text)
 
     def prepare(self, before: Step | None = None) -> Step:

@@ -70,7 +70,10 @@ def read_body(content_type: str, data: bytes, generates: bool = False, stream: s
     if kind == FORM:
         return read_form(data, params.get("boundary", ""))
     if not data:
-        raise InvalidRequest(f"the body is empty; send an image, a text, CSV, or JSON: {SHAPES}")
+        raise InvalidRequest(
+            "the body is empty (does the file after curl's @ exist?); send an image, a text, CSV, "
+            f"or JSON: {SHAPES}"
+        )
     if kind.endswith("json"):
         return _read_json(data, generates, stream)
     if OBJECT.match(data) and kind not in (TEXT, CSV):

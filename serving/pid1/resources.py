@@ -44,6 +44,9 @@ def raise_file_limit(max_concurrency: int) -> int:
     return limit
 
 
+PORT_VARIABLES = {"SAGEMAKER_BIND_TO_PORT": "PORT or SAGEMAKER_BIND_TO_PORT"}
+
+
 @contextlib.contextmanager
 def listening(settings: Settings) -> Iterator[tuple[socket.socket, ...]]:
     """Yield a listening socket for each public port. nginx inherits these sockets, so that
@@ -61,8 +64,8 @@ def listening(settings: Settings) -> Iterator[tuple[socket.socket, ...]]:
             except OSError as err:
                 reason = os.strerror(err.errno or 0)
                 mistakes.append(
-                    f"{name}={port}: cannot listen there (SERVE_HOST={settings.host}): {reason}; "
-                    "choose another port"
+                    f"cannot listen on port {port} (SERVE_HOST={settings.host}): {reason}; choose "
+                    f"another with {PORT_VARIABLES.get(name, name)}"
                 )
             else:
                 # all nginx workers try to accept a new connection, and all but one must not block

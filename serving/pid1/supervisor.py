@@ -194,7 +194,10 @@ class Supervisor:
             raise Failure(f"not ready within {self._settings.start_timeout:g} s: {reason}")
         elif took > self._next_report:
             self._next_report += REPORT_INTERVAL
-            self._system.say(f"not ready after {took:.0f} s: {reason}", "warning")
+            if self._has_been_ready:
+                self._system.say(f"not ready for {took:.0f} s: {reason}", "warning")
+            else:
+                self._system.say(f"still starting after {took:.0f} s: {reason}")
 
     def _stop(self) -> None:
         """Stop the processes one by one in reverse order, within one deadline, then kill any that

@@ -34,7 +34,7 @@ from serving.host import tritonserver
 from serving.host.processes import describe_exit, dying_with_us, last_line, remove_leftovers
 from serving.model_lifecycle import loading
 from serving.model_status.served_model import ServedModel, describe_model, served_model
-from serving.repository.layout import CONFIG
+from serving.repository.layout import CLIENT, CONFIG
 from serving.repository.model_config import Unreadable, mistake_of_client, read_merged
 from serving.repository.packages import mistake_of_packages
 from serving.repository.staging import Store
@@ -89,22 +89,28 @@ def check_models(settings: Settings, folders: Mapping[str, Path]) -> Iterator[st
     """Yield one line for each mistake, with the model, the file and what is wrong."""
     for name, folder in folders.items():
         for file in (folder / CONFIG, *sorted(folder.glob("configs/*.pbtxt"))):
-            for mistake in _mistakes(name, folder, file, settings):
-                yield f"{name}: {file.relative_to(folder)}: {' '.join(mistake.split())}"
+            for source, mistake in _mistakes(name, folder, file, settings):
+                yield f"{name}: {source.relative_to(folder)}: {' '.join(mistake.split())}"
 
 
-def _mistakes(name: str, folder: Path, file: Path, settings: Settings) -> Iterator[str]:
+def _mistakes(
+    name: str, folder: Path, file: Path, settings: Settings
+) -> Iterator[tuple[Path, str]]:
+    """Yield (the file with the mistake, what is wrong) for one file with a configuration."""
     try:
         config = read_merged(folder, file)
     except Unreadable as err:
-        yield f"it cannot be read: {err.remedy}"
+        yield file, f"it cannot be read: {err.remedy}"
         return
     if mistake := mistake_of_packages(folder, config):
-        yield mistake
+        yield file, mistake
     if mistake := mistake_of_client(folder, config, settings):
-        yield mistake
+        yield file, mistake
     elif config.input and config.output:  # otherwise Triton finds the tensors in the model's file
-        yield from _mistakes_of_client(describe_model(name, folder, config))
+        own = folder / CLIENT
+        source = own if own.is_file() else file
+        for mistake in _mistakes_of_client(describe_model(name, folder, config)):
+            yield source, mistake
 
 
 def _mistakes_of_client(model: Model) -> Iterator[str]:
@@ -132,8 +138,8 @@ def _line_of_client(err: BaseException, folder: Path) -> str:
     """Return a note with the number of the line in the model's own client.py that raised the error,
     or "" if other code raised it."""
     frames = traceback.extract_tb(err.__traceback__)
-    own = [frame for frame in frames if Path(frame.filename) == folder / "client.py"]
-    return f" (client.py, line {own[-1].lineno})" if own else ""
+    own = [frame for frame in frames if Path(frame.filename) == folder / CLIENT]
+    return f" (line {own[-1].lineno})" if own else ""
 
 
 def _mistake_of_tensor(spec: TensorSpec, array: Array | None) -> str:

@@ -257,7 +257,6 @@ def test_print_what_create_would_do_before_the_image_and_the_role_exist(
 WRONG = {
     "value of a setting": ["--env", "SERVE_WORKERS=many"],
     "environment pair": ["--env", "SERVE_WORKERS"],
-    "model data": ["--model-data", "s3://b/model.zip"],
     "bound": ["--instances", "0"],
 }
 
@@ -269,6 +268,27 @@ def test_write_nothing_with_wrong_options(
     assert aws.deploy(*CREATE, *words) == 2
     assert len(capsys.readouterr().err.splitlines()) == 1
     assert aws.writes() == []
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--model-data", "s3://b/model.zip"],
+        ["--model-data", "s3://b/models"],
+        ["--model-data", "model.tar.gz"],
+        ["--multi-model", "archives/"],
+        ["--multi-model", "s3://b/one.tar.gz"],
+        ["--instance-type", "c5.xlarge"],
+    ],
+    ids=" ".join,
+)
+def test_refuse_a_value_that_aws_would_refuse(
+    aws: Account, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        aws.deploy(*CREATE, *words)
+    assert f"argument {words[0]}: '{words[1]}' must be" in capsys.readouterr().err
+    assert aws.calls == []
 
 
 def test_warn_of_a_variable_that_resembles_a_setting(

@@ -2,6 +2,7 @@
 they were called."""
 
 import base64
+import os
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ pytestmark = pytest.mark.unit
 REGISTRY = "123456789012.dkr.ecr.eu-west-1.amazonaws.com"
 URI = f"{REGISTRY}/triton-multi-model:v1"
 ENGINE = """#!/bin/sh
+if [ "$1" = info ]; then exit "${INFO_EXIT:-0}"; fi
 echo "${0##*/} $*" >> "$CALLS"
 case "$*" in
   *--password-stdin*) read -r line; echo "$line" >> "$CALLS.stdin" ;;
@@ -99,6 +101,24 @@ def test_report_a_failed_push(
     monkeypatch.setenv("PUSH_EXIT", "3")
     assert aws.deploy("push", "--tag", "v1") == 1
     assert "exit code 3" in capsys.readouterr().err
+
+
+def test_push_with_the_engine_that_make_image_uses(
+    aws: Account, engine: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    docker = Path(os.environ["PATH"]) / "docker"
+    docker.write_text("#!/bin/sh\nexit 1\n")  # as `docker info` without a daemon
+    docker.chmod(0o755)
+    assert aws.deploy("push", "--tag", "v1", "--dry-run") == 0
+    assert '"podman"' in capsys.readouterr().out
+
+
+def test_require_an_engine_that_works(
+    aws: Account, engine: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("INFO_EXIT", "1")
+    assert aws.deploy("push", "--tag", "v1") == 1
+    assert "none of docker, podman, buildah works here" in capsys.readouterr().err
 
 
 def test_require_an_engine(

@@ -37,7 +37,7 @@ def test_return_the_survey_and_each_mistake_of_the_check(tmp_path: Path) -> None
     (tmp_path / "net/client.py").write_text("raise RuntimeError('no client')\n")
     assert run_preparation.survey(of(tmp_path)).models == ["net"]
     (line,) = run_preparation.mistakes(of(tmp_path), ["net"])
-    assert line.startswith("net: config.pbtxt: the client cannot be made: RuntimeError: no client")
+    assert line.startswith("net: client.py: the client cannot be made: RuntimeError: no client")
 
 
 def test_raise_an_error_for_a_mistake_in_the_layout(tmp_path: Path) -> None:
