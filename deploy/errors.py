@@ -30,6 +30,7 @@ ADVICE = (  # pairs of a pattern for the error's code, and what to do
     ),
     (r"ModelNotReady", "the model is still being loaded: try again in a minute"),
 )
+WITHOUT_ACCOUNT = "; docs/deploy.md shows how to try a dry run without an account"
 WITHOUT_LOGIN = (aws.NoCredentialsError, aws.PartialCredentialsError, aws.SSOError)
 
 
@@ -54,7 +55,7 @@ def explain(error: Exception) -> str:
     if isinstance(error, aws.ClientError):
         return _explain_reply(error)
     text = one_line(str(error))
-    return f"{text} ({LOGIN})" if isinstance(error, WITHOUT_LOGIN) else text
+    return f"{text} ({LOGIN}{WITHOUT_ACCOUNT})" if isinstance(error, WITHOUT_LOGIN) else text
 
 
 def one_line(text: str) -> str:

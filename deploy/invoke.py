@@ -50,6 +50,8 @@ def _body(options: Invoke) -> tuple[bytes, str]:
         return options.json.encode(), "application/json"
     if options.file is None:
         raise UsageError("give one of FILE, --text and --json")
+    if str(options.file).startswith(("{", "[")):
+        raise UsageError("FILE is the name of a file; pass JSON with --json")
     try:
         body = options.file.read_bytes()
     except OSError as err:

@@ -57,8 +57,8 @@ def by_client(client: str) -> Family:
     if family := family_of(client):
         return family
     raise UsageError(
-        f"--client {client}: the clients are {', '.join(client_names())}; without one the model "
-        "takes tensors"
+        f"--client {client}: the clients are {', '.join(client_names())}; without --client, the "
+        "model takes tensors, and you can add a client.py of your own to its folder"
     )
 
 

@@ -26,7 +26,7 @@ function one({ detections, image }, file) {
 
 function box({ label, class_id, score, box: { xmin, ymin, xmax, ymax } }, { width, height }) {
   const position = { "--x": xmin / width, "--y": ymin / height, "--w": (xmax - xmin) / width, "--h": (ymax - ymin) / height };
-  const name = ymin / height < 0.05 ? "box high" : "box"; // a label above a high box would be outside the picture
+  const name = ymin / height < 0.05 ? "box high" : "box"; // its label is inside, because above it would be outside the picture
   return h("div", { class: name, "--hue": hue(class_id), ...position, "data-label": label, title: `${label} ${percent(score)}` }, h("span", {}, label));
 }
 

@@ -129,7 +129,12 @@ def _cells(value: Any) -> Iterator[Any]:
         for item in value.values() if isinstance(value, dict) else value:
             yield from _cells(item)
     else:
-        yield value if isinstance(value, str) else orjson.dumps(value).decode()
+        yield value if isinstance(value, str) else _text_of(value)
+
+
+def _text_of(value: Any) -> str:
+    """Return a number, a boolean or None as JSON. A client's prediction may contain NumPy's."""
+    return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY).decode()
 
 
 def _written(rows: Any) -> bytes:

@@ -29,6 +29,7 @@ Pixels = NDArray[np.uint8]
 # Pillow's other formats start programs or decode on open. Pillow opens MPO files as JPEG.
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
 JPEG = ("JPEG", "MPO")
+CURL = "curl needs --data-binary @file"  # because -d @file removes line ends from the file
 # Bytes of memory per pixel, enough for two images: the decoded one, and its conversion to RGB or
 # its rotated copy.
 BYTES_PER_PIXEL = 2 * PIXEL
@@ -74,7 +75,8 @@ class _File(BytesIO):
             self.bytes_left -= len(block)
         if self.reads_left < 0 or self.bytes_left < 0:
             raise DecodingError(
-                "the image has too much metadata or too many parts; save it again without metadata"
+                "the image has too much metadata or too many parts; save it again without metadata "
+                f"({CURL})"
             )
         return block
 
@@ -99,13 +101,13 @@ class Header:
         except DecodingError:
             raise
         except UnidentifiedImageError:
-            hint = "send JPEG, PNG, WebP, GIF, BMP or TIFF (curl needs --data-binary @file)"
+            hint = f"send JPEG, PNG, WebP, GIF, BMP or TIFF ({CURL})"
             raise DecodingError(
                 f"not an image in a known format ({len(data)} bytes, {data[:8]!r}…); {hint}"
             ) from None
         except Exception as err:
             raise DecodingError(
-                f"the image is truncated or damaged: its header cannot be read ({err})"
+                f"the image is truncated or damaged: its header cannot be read ({err}); {CURL}"
             ) from err
 
     def _check(self, most_pixels: int) -> None:
@@ -163,7 +165,7 @@ class Header:
         except Exception as err:
             reason = str(err) or type(err).__name__
             raise DecodingError(
-                f"the {self.image.format} image is truncated or damaged ({reason})"
+                f"the {self.image.format} image is truncated or damaged ({reason}); {CURL}"
             ) from err
 
     def pixels(self) -> Pixels:

@@ -226,6 +226,16 @@ def damaged(data: bytes, chance: random.Random) -> bytes:
     return bytes(changed[: chance.randint(1, len(changed))] if chance.random() < 0.2 else changed)
 
 
+def test_name_curl_s_option_for_a_jpeg_without_its_line_ends() -> None:
+    chance = random.Random(1)
+    for _ in range(60):
+        noise = Image.frombytes("RGB", (320, 240), chance.randbytes(3 * 320 * 240))
+        # `curl -d @photo.jpg` removes these bytes
+        sent = encoded(noise, "JPEG").translate(None, b"\r\n\0")
+        with pytest.raises(DecodingError, match="--data-binary"):
+            IMAGE.from_bytes(sent, Limits())
+
+
 @pytest.mark.parametrize(
     "format", ["JPEG", "MPO", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "DDS"]
 )

@@ -56,6 +56,16 @@ def test_send_a_file_with_model_version_and_parameters(
     assert [each["label"] for each in document["predictions"][0]["classes"]] == ["6", "0"]
 
 
+def test_suggest_the_option_for_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["invoke", '{"inputs": [1]}', "--region", "eu-west-1"]) == 2
+    assert "pass JSON with --json" in capsys.readouterr().err
+
+
+def test_say_how_to_try_a_dry_run_without_an_account(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["create", "--dry-run", "--region", "eu-west-1"]) == 1
+    assert "without an account" in capsys.readouterr().err
+
+
 def test_send_text_and_json(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     for words in (
         ["--text", "A man is eating food."],
