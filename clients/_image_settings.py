@@ -67,7 +67,8 @@ WHOLE = tuple(
     replace(each, default="stretch") if each.name == "resize" else each for each in SETTINGS
 )
 EXAMPLE = decode_base64(  # a grey gradient, 8×8
-    "iVBORw0KGgoAAAANSUhEUgAAAAgAAAAICAAAAADhZOFXAAAAEElEQVR42mNkEIAAJgGKGACOGAQAwSeVywAAAABJRU5ErkJggg=="
+    "iVBORw0KGgoAAAANSUhEUgAAAAgAAAAICAAAAADhZOFXAAAAEElEQVR42mNkEIAAJgGKGACO"
+    "GAQAwSeVywAAAABJRU5ErkJggg=="
 )
 Size = tuple[int, int]  # height and width
 

@@ -125,11 +125,11 @@ class Aws:
     def _connect(self, service: str, url: str | None) -> Any:
         """Create a client for the service, at `url` if that is given. If there are no credentials,
         do not sign the calls to `url`. Never retry a call to the runtime API."""
-        unsigned = {}
+        unsigned: dict[str, Any] = {}
         if url and self._session.get_credentials() is None:
             unsigned["signature_version"] = UNSIGNED
-        retries = {"total_max_attempts": 1} if service == RUNTIME else {"mode": "standard"}
-        config = Config(read_timeout=READ_TIMEOUT, connect_timeout=10, retries=retries, **unsigned)  # type: ignore[arg-type]
+        retries: Any = {"total_max_attempts": 1} if service == RUNTIME else {"mode": "standard"}
+        config = Config(read_timeout=READ_TIMEOUT, connect_timeout=10, retries=retries, **unsigned)
         try:
             return self._session.client(
                 service, region_name=self.region, endpoint_url=url, config=config

@@ -440,4 +440,5 @@ def parts_of(reply: urllib3.BaseHTTPResponse, deadline: float) -> Iterator[bytes
     while part := reply.read1(65536):
         yield part
         if time.monotonic() > deadline:
-            raise urllib3.exceptions.ReadTimeoutError(None, "", "the reply takes too long")  # type: ignore[arg-type]
+            reason = "the reply takes too long"
+            raise urllib3.exceptions.ReadTimeoutError(None, "", reason)  # type: ignore[arg-type]

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import triton_python_backend_utils as pb_utils
-from instance import Config, given_parameters  # type: ignore[import-not-found]  # beside this file
+from instance import Config, given_parameters  # beside this file
 from numpy.typing import NDArray
 
 Array = NDArray[Any]

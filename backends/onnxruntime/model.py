@@ -15,11 +15,11 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import instance  # type: ignore[import-not-found]  # Triton's stub puts this folder on its path
-import tensors as table  # type: ignore[import-not-found]
+import instance  # Triton's stub puts this folder on its path
+import tensors as specs
 import triton_python_backend_utils as pb_utils
-from batching import Arrays, Batcher, Calls, InvalidInput, Merge, merge_of, read_request, run_merged  # type: ignore[import-not-found]
-from onnx_session import UNOPTIMIZED, SessionSettings, load, providers, run_options  # type: ignore[import-not-found]
+from batching import Arrays, Batcher, Calls, InvalidInput, Merge, merge_of, read_request, run_merged
+from onnx_session import UNOPTIMIZED, SessionSettings, load, providers, run_options
 from onnxruntime.capi.onnxruntime_pybind11_state import InvalidArgument
 
 Config = dict[str, Any]
@@ -46,7 +46,7 @@ def tensors(nodes: Iterable[Any]) -> dict[str, Any]:
     named = {}
     for node in nodes:
         shape = tuple(size if isinstance(size, int) else -1 for size in node.shape)
-        named[node.name] = table.Tensor(node.name, node.type, shape, DATATYPES)
+        named[node.name] = specs.Tensor(node.name, node.type, shape, DATATYPES)
     return named
 
 
@@ -55,14 +55,14 @@ def complete(config: Config, folder: Path) -> Config:
     folder. Raise ValueError if that is not possible."""
     if not (config["input"] and config["output"]):
         session = load(folder / config["default_model_filename"], UNOPTIMIZED)
-        table.complete(config, tensors(session.get_inputs()), tensors(session.get_outputs()))
+        specs.complete(config, tensors(session.get_inputs()), tensors(session.get_outputs()))
     return config
 
 
 def check(config: Config, session: Any) -> None:
     """Raise ValueError if config.pbtxt and the ONNX file disagree."""
     inputs, outputs = tensors(session.get_inputs()), tensors(session.get_outputs())
-    table.check(config, inputs, outputs, tensors(session.get_overridable_initializers()))
+    specs.check(config, inputs, outputs, tensors(session.get_overridable_initializers()))
 
 
 class TritonPythonModel(instance.Instance):  # type: ignore[misc]  # untyped, as imported here

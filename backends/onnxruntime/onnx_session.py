@@ -14,7 +14,13 @@ from typing import Any
 import onnxruntime as ort
 
 try:
-    from instance import default_threads, give_back_memory, given_parameters, parse_bool, read  # type: ignore[import-not-found]  # in Triton's stub, beside this file
+    from instance import (
+        default_threads,
+        give_back_memory,
+        given_parameters,
+        parse_bool,
+        read,
+    )  # in Triton's stub, beside this file
 except ModuleNotFoundError:  # outside Triton's stub, for build_engines
     from backends._shared.instance import (
         default_threads,

@@ -9,10 +9,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-import instance  # type: ignore[import-not-found]  # Triton's stub puts this folder on its path
-import openvino_engine as engine  # type: ignore[import-not-found]
-from batching import Batcher, Read, merge_of, read_request  # type: ignore[import-not-found]
-from openvino_settings import OpenvinoSettings  # type: ignore[import-not-found]
+import instance  # Triton's stub puts this folder on its path
+import openvino_engine as engine
+from batching import Batcher, Read, merge_of, read_request
+from openvino_settings import OpenvinoSettings
 
 
 def complete(config: dict[str, Any], folder: Path) -> dict[str, Any]:

@@ -20,10 +20,10 @@ from typing import Any
 
 import numpy as np
 import openvino
-import openvino_settings  # type: ignore[import-not-found]  # Triton's stub puts this folder on its path
-import tensors as table  # type: ignore[import-not-found]
+import openvino_settings  # Triton's stub puts this folder on its path
+import tensors as specs
 import triton_python_backend_utils as pb_utils
-from batching import Arrays, Calls, InvalidInput, Merge, run_merged  # type: ignore[import-not-found]
+from batching import Arrays, Calls, InvalidInput, Merge, run_merged
 from openvino.preprocess import PrePostProcessor
 from openvino_settings import OpenvinoSettings
 
@@ -142,7 +142,7 @@ def tensors(ports: Sequence[Any], entries: Sequence[Mapping[str, Any]]) -> dict[
     known = {entry["name"] for entry in entries}
     names = {min(port.names & known, default=port.get_any_name()): port for port in ports}
     return {
-        name: table.Tensor(name, kind(port), _shape(port), DATATYPES)
+        name: specs.Tensor(name, kind(port), _shape(port), DATATYPES)
         for name, port in names.items()
     }
 
@@ -153,7 +153,7 @@ def fitted(file: Path, config: Config) -> tuple[Any, set[str]]:
     model = convert(read(file), config)
     inputs = tensors(model.inputs, config["input"])
     outputs = tensors(model.outputs, config["output"])
-    table.check(config, inputs, outputs, {})
+    specs.check(config, inputs, outputs, {})
     return model, {name for name, tensor in inputs.items() if not tensor.shape}
 
 
@@ -163,7 +163,7 @@ def complete(config: Config, file: Path) -> None:
     model = read(file)
     inputs = tensors(model.inputs, config["input"])
     outputs = tensors(model.outputs, config["output"])
-    table.complete(config, inputs, outputs)
+    specs.complete(config, inputs, outputs)
 
 
 def compiled(model: Any, settings: OpenvinoSettings, args: Mapping[str, str]) -> Any:

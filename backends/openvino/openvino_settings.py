@@ -19,7 +19,12 @@ from typing import Any
 from urllib.parse import quote
 
 try:
-    from instance import default_threads, given_parameters, read, refuse  # type: ignore[import-not-found]  # in Triton's stub, beside this file
+    from instance import (
+        default_threads,
+        given_parameters,
+        read,
+        refuse,
+    )  # in Triton's stub, beside this file
 except ModuleNotFoundError:  # outside Triton's stub, for build_engines
     from backends._shared.instance import default_threads, given_parameters, read, refuse
 

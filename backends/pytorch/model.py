@@ -11,8 +11,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-import naming  # type: ignore[import-not-found]  # Triton's stub puts this folder on its path
-from instance import Instance, Texts, needs  # type: ignore[import-not-found]
+import naming  # Triton's stub puts this folder on its path
+from instance import Instance, Texts, needs
 
 REMEDY = "pip install torch there (a CPU build is enough without a GPU), or serve the model as ONNX"
 
@@ -34,5 +34,5 @@ class TritonPythonModel(Instance):  # type: ignore[misc]  # mypy finds no base c
         """Load the module. The load fails if this raises ValueError, or ModuleNotFoundError if
         PyTorch is missing."""
         with needs("the platform pytorch_libtorch needs PyTorch", REMEDY):
-            from torch_instance import TorchInstance  # type: ignore[import-not-found]
+            from torch_instance import TorchInstance
         self.batcher = TorchInstance(json.loads(args["model_config"]), args).batcher

@@ -6,13 +6,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import instance  # type: ignore[import-not-found]  # Triton's stub puts this folder on its path
-import naming  # type: ignore[import-not-found]
+import instance  # Triton's stub puts this folder on its path
+import naming
 import numpy as np
 import torch
 import triton_python_backend_utils as pb_utils
-from batching import Array, Arrays, Batcher, merge_of, read_request, run_merged  # type: ignore[import-not-found]
-from torch_settings import TorchSettings  # type: ignore[import-not-found]
+from batching import Array, Arrays, Batcher, merge_of, read_request, run_merged
+from torch_settings import TorchSettings
 
 SUPPORTED = "one dictionary of tensors, or tensors and lists of strings"
 

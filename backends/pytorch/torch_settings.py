@@ -6,8 +6,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
-from instance import Config, Texts, default_threads, given_parameters, parse_bool, read, refuse  # type: ignore[import-not-found]  # Triton's stub puts this folder on its path
-from naming import REMOVED  # type: ignore[import-not-found]
+from instance import (
+    Config,
+    Texts,
+    default_threads,
+    given_parameters,
+    parse_bool,
+    read,
+    refuse,
+)  # Triton's stub puts this folder on its path
+from naming import REMOVED
 
 ALLOWED = "true, false, 1, 0"
 # options of TorchScript's executor, which have PyTorch's defaults unless config.pbtxt sets them

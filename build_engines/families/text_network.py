@@ -40,8 +40,9 @@ TYPES_AS_WORDS = ("xlm", "flaubert")
 TOWERS = ("CLIPModel", "CLIPTextModelWithProjection")
 # pretraining weights that a checkpoint may contain beside those of the requested network
 SPARE = (
-    r"(\w+\.)*(embeddings\.position_ids$|pooler\.)|(cls|lm_head|lm_predictions|mask_predictions|predictions"
-    r"|sop_classifier|generator_\w+|discriminator_predictions|vocab_\w+|head|decoder)\."
+    r"(\w+\.)*(embeddings\.position_ids$|pooler\.)|"
+    r"(cls|lm_head|lm_predictions|mask_predictions|predictions|sop_classifier|"
+    r"generator_\w+|discriminator_predictions|vocab_\w+|head|decoder)\."
 )
 # (rows, tokens) of the inputs on which the file is compared with the network
 TRIED = ((1, 3), (3, 12), (2, 21))

@@ -311,9 +311,7 @@ def test_keep_no_more_unpacked_bytes_than_allowed(tmp_path: Path) -> None:
     assert [number for number, folder in folders.items() if folder.is_dir()] == [1, 3]
 
 
-def test_remove_nothing_for_a_model_that_is_larger_than_all_unpacked_ones_may_be(
-    tmp_path: Path,
-) -> None:
+def test_remove_nothing_for_a_model_that_exceeds_the_limit_alone(tmp_path: Path) -> None:
     for number, size in ((1, 10_000), (2, 30_000)):
         pack(tmp_path / "models", number, **{"multiply/weights": "x" * size})
     source = FolderSource(tmp_path / "models", Cache(tmp_path / "unpacked", 25_000, list))

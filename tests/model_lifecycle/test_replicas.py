@@ -1,11 +1,11 @@
-"""Tests the nginx configuration of docs/on-demand.md in front of three machines. The machines are
-addresses of the same nginx that pass all calls on to one server, and log the models of these
-calls."""
+"""Tests the nginx configuration of docs/on-demand.md in front of three machines. Each machine is a
+server of its own, behind an address of the same nginx that logs the models of its calls."""
 
 import re
 import socket
 import subprocess
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ import pytest
 import requests
 
 from tests.model_lifecycle.test_on_demand import TARGET, answer, on_demand, pack
-from tests.support.harness import PATIENCE, expect_error, free_port, tensor, wait_until
+from tests.support.harness import PATIENCE, Server, expect_error, free_port, tensor, wait_until
 from tests.support.readme import blocks
 from tests.support.started import ends_with, kill
 
@@ -51,6 +51,7 @@ server {{
 class Replicas:
     url: str
     logs: list[Path]
+    servers: list[Server]
     sent: int = 0  # number of calls sent to the machines
 
     def call(self, path: str, **request: Any) -> requests.Response:
@@ -71,24 +72,28 @@ class Replicas:
 @pytest.fixture(scope="module")
 def replicas(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Replicas]:
     folder = tmp_path_factory.mktemp("replicas")
-    for number in range(MODELS):
-        pack(folder / "models", number)
-    (folder / "models/broken.tar.gz").write_bytes(b"no archive")
-    with on_demand(folder) as server:
-        yield start_nginx(folder, server.url)
+    with ExitStack() as running:
+        servers = []
+        for address in ADDRESSES:
+            own = folder / address.partition(":")[0]
+            for number in range(MODELS):
+                pack(own / "models", number)
+            (own / "models/broken.tar.gz").write_bytes(b"no archive")
+            servers.append(running.enter_context(on_demand(own)))
+        yield start_nginx(folder, servers)
 
 
-def start_nginx(folder: Path, url: str) -> Replicas:
-    """Start nginx with the page's configuration, in front of machines that pass calls on to the
-    server at `url`."""
+def start_nginx(folder: Path, servers: list[Server]) -> Replicas:
+    """Start nginx with the page's configuration, in front of machines that pass calls on to one
+    server each."""
     (page,) = [block.text for block in blocks("docs/on-demand.md") if block.language == "nginx"]
     port, machines, logs = free_port(), "", []
     page = page.replace("listen 80;", f"listen 127.0.0.1:{port};")
-    for address in ADDRESSES:
+    for address, server in zip(ADDRESSES, servers, strict=True):
         own = free_port()
         logs.append(folder / f"{own}.log")
         page = page.replace(address, f"127.0.0.1:{own}")
-        machines += MACHINE.format(port=own, log=logs[-1], url=url)
+        machines += MACHINE.format(port=own, log=logs[-1], url=server.url)
     config = folder / "nginx.conf"
     config.write_text(WHOLE.format(folder=folder, page=page, machines=machines))
     command = ["nginx", "-c", str(config)]
@@ -97,7 +102,7 @@ def start_nginx(folder: Path, url: str) -> Replicas:
     process = subprocess.Popen(command)
     ends_with(lambda: kill(process))
     wait_until(lambda: is_open(port), "nginx has started")
-    return Replicas(f"http://127.0.0.1:{port}", logs)
+    return Replicas(f"http://127.0.0.1:{port}", logs, servers)
 
 
 def is_open(port: int) -> bool:
@@ -121,11 +126,14 @@ def test_send_each_model_to_one_machine_however_it_is_named(replicas: Replicas) 
     parts = shares(replicas)
     assert sum(len(part) for part in parts) == MODELS
     assert len([part for part in parts if part]) > 1
+    loaded = [
+        {model["name"] for model in requests.get(f"{server.url}/models").json()["models"]}
+        for server in replicas.servers
+    ]
+    assert loaded == parts
 
 
-def test_try_a_second_machine_after_a_503_and_leave_other_models_where_they_are(
-    replicas: Replicas,
-) -> None:
+def test_try_another_machine_after_a_503_for_this_model_only(replicas: Replicas) -> None:
     before = shares(replicas)
     reply = replicas.call("/invocations", headers={TARGET: "broken"})
     expect_error(reply, 503, "model_failed")
