@@ -19,7 +19,7 @@ Floats = NDArray[np.floating[Any]]
 Indices = NDArray[np.intp]
 GREY = (114, 114, 114)  # the colour of YOLOv5's padding
 CORNERS = ("xmin", "ymin", "xmax", "ymax")
-PORTION = 1_024  # boxes that `nms` compares at a time; often the first portion is enough
+PORTION = 1_024  # how many boxes `nms` compares at a time; the first ones often yield enough
 
 
 def confidence(default: float) -> Parameter:
@@ -34,7 +34,7 @@ def max_detections(default: int) -> Parameter:
     return Parameter(
         "max_detections",
         default,
-        "how many to return per image",
+        "how many to return per image at most",
         minimum=1,
         maximum=MOST_DETECTIONS,
     )

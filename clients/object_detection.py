@@ -227,10 +227,10 @@ class Client(ModelClient):
             kept = kept[np.isin(kept[:, 5], parameters["classes"])]
         kept = kept[np.argsort(-kept[:, 4], kind="stable")[:MAX_CANDIDATES]]
         limit = parameters["max_detections"]
-        best: Any = slice(limit)
-        if head.layout != FINAL:
-            best = nms(kept[:, :4], kept[:, 4], kept[:, 5], parameters["iou"], limit)
-        kept = kept[best]
+        if head.layout == FINAL:
+            kept = kept[:limit]  # the model has applied NMS
+        else:
+            kept = kept[nms(kept[:, :4], kept[:, 4], kept[:, 5], parameters["iou"], limit)]
         boxes = kept[:, :4]
         class_ids = kept[:, 5].astype(np.int64)
         detections = detections_of(self.labels, class_ids, kept[:, 4], fit.to_image(boxes))

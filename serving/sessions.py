@@ -10,7 +10,7 @@ The workers keep no state: Triton knows its sequences, so any worker can answer 
 import secrets
 import uuid
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
 
@@ -141,6 +141,7 @@ class Session:
     id: str
     starts: bool = True
     ends: bool = True
+    begun: datetime = field(default_factory=lambda: datetime.now(UTC))  # before its steps are sent
 
     @classmethod
     def of(
@@ -175,9 +176,10 @@ class Session:
         }
 
     def headers(self) -> dict[str, str]:
-        """Return the session's headers for the reply. Expires is rounded down to whole seconds, so
-        it never promises more time than the session has."""
-        expires = datetime.now(UTC) + timedelta(seconds=self.sequencing.idle_seconds)
+        """Return the headers for the reply: the session's id and expiry if it starts, its id if it
+        ends. Triton counts the time from the arrival of the last step, which is later than `begun`,
+        and Expires is rounded down to whole seconds. So the session exists until then."""
+        expires = self.begun + timedelta(seconds=self.sequencing.idle_seconds)
         headers = {}
         if self.starts:
             headers[SESSION_ID] = f"{self.id}; Expires={expires:%Y-%m-%dT%H:%M:%SZ}"

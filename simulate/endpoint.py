@@ -170,7 +170,7 @@ class Endpoint:
     def _live(self) -> None:
         """Run one container from start to end."""
         begun = time.monotonic()
-        self._container = container = self._begin()
+        self._container = container = self._start_container()
         try:
             if self._await_healthy(container, begun + self.journal.limit("start-up")):
                 self.journal.say(f"in service after {time.monotonic() - begun:.1f} s")
@@ -186,7 +186,9 @@ class Endpoint:
             container.end()
             self._container = None
 
-    def _begin(self) -> Container:
+    def _start_container(self) -> Container:
+        """Start the next container, in a folder of its own. On a multi-model endpoint, also set
+        `_models`."""
         self._lives += 1
         launch = replace(self.launch, folder=self.launch.folder / str(self._lives))
         if self.store is None:

@@ -117,17 +117,17 @@ class SessionSettings:
 
 def separate_runs(config: Mapping[str, Any], parameters: Mapping[str, str], threads: int) -> bool:
     """Return whether each of several merged requests gets a run of its own, on one thread, in
-    parallel with the others. The parameter `separate_runs` decides this. Its default is true if a
-    row does not fit into the cache.
+    parallel with the others. Runs in model.py explains why.
 
-    Return False on a GPU, with a single thread, or if the batcher merges fewer requests than there
-    are threads.
+    Return False on a GPU, without dynamic batching, with one thread, or with more threads than rows
+    in a batch. Otherwise the parameter `separate_runs` decides, whose default is true if a row does
+    not fit into the cache.
     """
-    merged = int(config["max_batch_size"]) if "dynamic_batching" in config else 0
+    most_rows = int(config["max_batch_size"]) if "dynamic_batching" in config else 0
     kinds = [group["kind"] for group in config.get("instance_group", ())]
     large = sum(map(row_bytes, config.get("input", ()))) > CACHE_BYTES
     is_wanted = bool(read(parameters, "separate_runs", parse_bool, large))
-    return is_wanted and 1 < threads <= merged and "KIND_GPU" not in kinds
+    return is_wanted and 1 < threads <= most_rows and "KIND_GPU" not in kinds
 
 
 def row_bytes(entry: Mapping[str, Any]) -> int:

@@ -63,8 +63,8 @@ INT32 = np.iinfo(np.int32)
 
 
 def read(file: Path) -> Any:
-    """Read the model in the file. Raise ValueError if the file is invalid, and FileNotFoundError if
-    it is missing."""
+    """Read the model in the file. Raise ValueError if OpenVINO cannot read it or would compute it
+    wrongly, and FileNotFoundError if it is missing."""
     if not file.exists():
         other = file.with_name("model.onnx")
         remedy = '; say default_model_filename: "model.onnx"' if other.is_file() else ""

@@ -55,8 +55,8 @@ TRITONS = ("EXECUTION_ENV_PATH", "FORCE_CPU_ONLY_INPUT_TENSORS")
 
 @dataclass(frozen=True)
 class OpenvinoSettings:
-    """The settings of an instance. The defaults are those of NVIDIA's backend, except that the
-    number of threads follows from the container's processor limit."""
+    """The settings of an instance. The parameters' defaults are those of NVIDIA's backend, except
+    that the number of threads follows from the container's processor limit."""
 
     threads: int = 1
     hint: str = "LATENCY"

@@ -197,23 +197,23 @@ def _written(shapes: Mapping[str, Sequence[int]]) -> str:
 
 
 def run_plan(path: Path, feed: Tensors) -> Tensors:
-    """Run a plan that has its model.onnx beside it. Return the outputs, which trtexec writes with
-    six digits. Each call loads the plan again, which takes seconds. Raise BuildError if trtexec
-    fails."""
-    specs, _ = onnx_reader.specs(onnx_reader.read(path.with_suffix(".onnx")))
-    shapes = {each.name: feed[each.name].shape for each in specs if -1 in each.shape}
+    """Run a plan that has its model.onnx beside it. Return the outputs as FP32, because trtexec
+    writes them with six digits. Each call loads the plan again, which takes seconds. Raise
+    BuildError if trtexec fails."""
+    inputs, _ = onnx_reader.specs(onnx_reader.read(path.with_suffix(".onnx")))
+    shapes = {each.name: feed[each.name].shape for each in inputs if -1 in each.shape}
     words = [f"--loadEngine={path}", "--iterations=1", "--warmUp=0", "--duration=0"]
     if shapes:
         words.append(f"--shapes={_written(shapes)}")
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        inputs = []
-        for number, each in enumerate(specs):
+        files = []
+        for number, each in enumerate(inputs):
             file = folder / f"{number}.bin"
             file.write_bytes(np.ascontiguousarray(feed[each.name]).tobytes())
-            inputs.append(f"{_quoted(each.name)}:{file}")
+            files.append(f"{_quoted(each.name)}:{file}")
         outputs = folder / "outputs"
-        words += [f"--loadInputs={','.join(inputs)}", f"--exportOutput={outputs}"]
+        words += [f"--loadInputs={','.join(files)}", f"--exportOutput={outputs}"]
         Trtexec.find().run(*words)
         entries = json.loads(outputs.read_text(encoding="utf-8"))
     return {entry["name"]: _array(entry) for entry in entries}

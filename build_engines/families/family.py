@@ -89,7 +89,7 @@ class Family:
     recognizes: Callable[[Weights], bool] = lambda _: False
     # which networks from the transformers library the family builds, and how it exports them
     head: Head | None = None
-    # writes the other files that the client needs beside a user's own file, and returns its
+    # for a user's own file: writes the other files that the client needs, and returns the client's
     # settings
     write_files: Callable[[Request, Path], dict[str, str]] = no_tokenizer
     # the bundled model whose example is copied for a user's own file

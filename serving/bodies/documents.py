@@ -68,8 +68,8 @@ SHAPES = (
 
 @dataclass(frozen=True)
 class FlatBody:
-    """A flat JSON object. It can always be answered with a stream. It can be answered with a reply
-    in one piece only if `generates` is true, which means that the route is …/generate or that
+    """A flat JSON object. If it contains neither instances for the model's client nor bare tensors,
+    it is answered with a stream; or in one piece, if it `generates`: the route is …/generate, or
     SAGEMAKER_TRITON_INFERENCE_TYPE requests it. If the answer must be a stream, `stream` is its
     media type."""
 
@@ -126,20 +126,28 @@ class FlatJob(Job):
     reply is in one piece, there must be exactly one response, as in Triton's generate extension."""
 
     def __init__(self, served: ServedModel, request: Request, body: FlatBody) -> None:
-        """Raise InvalidRequest if the object can be answered only with a stream, and no stream was
-        requested."""
+        """Raise InvalidRequest if neither a stream nor Triton's generate extension was requested,
+        because a flat object is read only then."""
         self.document = body.document
         self.parameters = body.flat.parameters or {}
         self.id = str(body.flat.id or "")
         super().__init__(served, request, self.document, self.parameters)
         self.is_decoupled = True
         if not (request.stream or body.generates):
-            known = {*WHOLE_BODY, *(served.client.instance_keys() if served.client else ())}
-            text = f"the body must have one of the shapes {SHAPES}"
-            strange = next((key for key in self.document if key not in NO_FIELDS), "")
-            if strange:
-                text = f"{unknown('key', strange, known)}; {text}"
-            raise InvalidRequest(text)
+            raise self._refusal()
+
+    def _refusal(self) -> InvalidRequest:
+        client = self.served.client
+        text = f"the body must have one of the shapes {SHAPES}"
+        known = {*WHOLE_BODY, *(client.instance_keys() if client else ())}
+        inputs = {spec.name for spec in self.served.model.inputs}
+        for key in self.document:
+            if key in inputs:
+                hint = f"keys may name inputs, as '{key}' does, on …/generate and in streams"
+                return InvalidRequest(f"{text}; {hint}")
+            if key not in NO_FIELDS | known:
+                return InvalidRequest(f"{unknown('key', key, known)}; {text}")
+        return InvalidRequest(text)
 
     def prepare(self, before: Step | None = None) -> Step:
         """Return the job's only step. The value of each input, which may be a list, becomes one

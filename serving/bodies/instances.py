@@ -189,7 +189,7 @@ class InstancesJob(Job):
         most = 1 if self.sequence else self.client.model.max_batch_size or 1
         most = min(most, self._most_rows())
         with collected() as raw, self.request.timings.stage("decode"):
-            # a picture to draw on is returned in its full size
+            # the picture with the results drawn on it is returned at full size
             opened = self.request.decoder.open(
                 self.client, first, self.items[first : first + most], whole=bool(self.picture)
             )

@@ -60,7 +60,7 @@ def read_npy(data: bytes) -> Array:
         ) from err
     left = len(data) - file.tell()
     if dtype.kind not in KINDS or not _fills(shape, dtype.itemsize, left):
-        # str() refuses integers of too many digits, which a header can contain in hexadecimal
+        # str() refuses integers with too many digits, which a header can contain in hexadecimal
         can_be_shown = all(size in INT64 for size in shape)
         dimensions = str(shape)[:100] if can_be_shown else "a dimension beyond INT64"
         raise DecodingError(

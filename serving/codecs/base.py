@@ -109,7 +109,7 @@ class TextCodec(Codec):
     expected = 'a string, or {"text": "…"}'
     keys: tuple[str, ...] = ("text",)
     media_types = ("text/plain",)
-    # an object may have other keys than "text", which the client for the task checks
+    # an object may have keys besides "text"; the client for the task checks them
     schema: ClassVar[Mapping[str, Any]] = {"anyOf": [{"type": "string"}, {"type": "object"}]}
 
     def open(self, data: bytes, limits: Limits) -> str:

@@ -94,10 +94,14 @@ class Header:
         try:
             file = _File(data)
             self.image = Image.open(file, formats=FORMATS)
-            # from here on, Pillow reads the pixels, and the file's length determines the limit
+            # The header has been read. Pillow may read the rest twice: the frames, then the pixels.
             file.reads_left = HEADER_PARTS + len(data) // BYTES_PER_READ
             file.bytes_left = 2 * (HEADER_BYTES + len(data))
             self._check(limits.max_image_pixels)
+            self.sent = self.image.size  # `draft` changes the image's size
+            # make Pillow decode a JPEG at 1/2, 1/4 or 1/8 of its size if that is enough
+            if self.side:
+                self.image.draft(self.image.mode, (self.side, self.side))
         except DecodingError:
             raise
         except UnidentifiedImageError:
@@ -111,6 +115,8 @@ class Header:
             ) from err
 
     def _check(self, most_pixels: int) -> None:
+        """Compute the memory that decoding takes besides the pixels. Raise DecodingError if the
+        image is too large."""
         image = self.image
         kind = self.image.format
         sides = f"{image.width}×{image.height}"
@@ -138,10 +144,6 @@ class Header:
             )
         if "exif" in image.info:  # read it now, so that an error is reported before decoding
             image.getexif().get(ExifTags.Base.Orientation)
-        self.sent = image.size
-        # make Pillow decode a JPEG at a half, a quarter or an eighth of its size if that is enough
-        if self.side:
-            image.draft(image.mode, (self.side, self.side))
 
     @property
     def memory(self) -> int:
@@ -170,8 +172,8 @@ class Header:
 
     def pixels(self) -> Pixels:
         """Return the same pixels as `rgb`, as an array [height, width, 3]. If a JPEG need not be
-        rotated, decode it directly into the array, because copying an image takes longer than
-        decoding it. Raise DecodingError."""
+        rotated, decode it directly into the array, which saves copying it out of a Pillow image.
+        Raise DecodingError."""
         image = self.image
         if image.format in JPEG and image.mode in ("RGB", "L"):
             with suppress(Exception):

@@ -101,8 +101,9 @@ def _pieces(content: bytes) -> Iterator[bytes]:
 
 
 class Ending(Response):
-    """A response that is sent in pieces. It closes itself, once, after its last piece, so that its
-    slot is free before the caller sees that the response has ended."""
+    """A response that is sent in pieces. It closes itself, once, right after its last piece, before
+    gunicorn does. So the slot of a chunked stream is free before the caller sees the stream's end.
+    A reply with a Content-Length ends for the caller with its last piece, just before."""
 
     has_ended = False
 

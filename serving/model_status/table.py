@@ -112,7 +112,7 @@ class Rejection:
     code: str = ModelFailed.code
 
     def is_current(self) -> bool:
-        """Return whether calls still get the error, because `until` has not passed."""
+        """Return whether calls still get the error: `until` has not passed."""
         return self.until > time.monotonic()
 
 

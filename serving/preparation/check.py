@@ -135,8 +135,8 @@ def _mistakes_of_client(model: Model) -> Iterator[str]:
 
 
 def _line_of_client(err: BaseException, folder: Path) -> str:
-    """Return a note with the number of the line in the model's own client.py that raised the error,
-    or "" if other code raised it."""
+    """Return a note with the number of the last line of the model's own client.py in the traceback,
+    or "" if there is none."""
     frames = traceback.extract_tb(err.__traceback__)
     own = [frame for frame in frames if Path(frame.filename) == folder / CLIENT]
     return f" (line {own[-1].lineno})" if own else ""

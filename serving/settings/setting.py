@@ -9,7 +9,7 @@ from typing import Any
 
 from serving.named_value import WORDS, NamedValue
 
-BUCKET = re.compile(r"(s3|gs|az)://[\w.-]+(/[^?#]*)?")
+BUCKET = re.compile(r"(s3|gs|az)://[\w.-]+(/[^?#:]*)?")
 LOG_LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
 
 
@@ -57,8 +57,8 @@ class Setting(NamedValue):
 
 
 def parse_paths(text: str) -> tuple[Path, ...]:
-    """Parse a path, several paths separated by colons, or the URL of a bucket, which becomes a Path
-    from which `bucket_url` recreates it."""
+    """Parse a path, several paths separated by colons, or the URL of one bucket. The URL becomes a
+    Path, from which `bucket_url` recreates it without repeated or final slashes."""
     if BUCKET.fullmatch(text):
         return (Path(text),)
     parts = [part.strip() for part in text.split(":")]

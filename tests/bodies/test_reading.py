@@ -77,6 +77,14 @@ def test_check_the_keys_of_an_instance_if_the_client_names_them() -> None:
         read_body("", b'{"petals": 1}').bind(client_of(1, Flower), Request("id"))
 
 
+def test_do_not_call_the_name_of_an_input_an_unknown_key() -> None:
+    client = client_of(1, Flower)
+    name = client.model.inputs[0].name
+    with pytest.raises(InvalidRequest, match=f"keys may name inputs, as '{name}' does") as raised:
+        FlatBody({name: 5}).bind(client, Request("id"))
+    assert "unknown" not in str(raised.value)
+
+
 def test_refuse_an_empty_list_of_instances_in_generate() -> None:
     """Other routes read an empty list as an empty list of tensors."""
     body = FlatBody({"inputs": []}, generates=True)

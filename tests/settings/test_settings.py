@@ -218,7 +218,7 @@ def test_make_a_relative_repository_absolute() -> None:
     assert read(SERVE_MODEL_REPOSITORY="models").model_repositories == (Path.cwd() / "models",)
 
 
-@pytest.mark.parametrize("url", ["s3://models", "gs://models/of/team", "az://models/a:b"])
+@pytest.mark.parametrize("url", ["s3://models", "gs://models/of/team", "az://models/a.b"])
 def test_pass_the_url_of_a_bucket_to_the_children(url: str) -> None:
     settings = read(SERVE_MODELS="on-demand", SERVE_MODEL_REPOSITORY=url)
     child = read(**settings.environment())
@@ -227,7 +227,16 @@ def test_pass_the_url_of_a_bucket_to_the_children(url: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "url", ["s3://", "s3:///models", "s3://a?b", "s3://key:word@a", "https://a/models", "/a:s3://b"]
+    "url",
+    [
+        "s3://",
+        "s3:///models",
+        "s3://a?b",
+        "s3://key:word@a",
+        "https://a/models",
+        "/a:s3://b",
+        "s3://b/c:/a",
+    ],
 )
 def test_refuse_values_that_are_not_the_url_of_a_bucket(url: str) -> None:
     with pytest.raises(SettingsError, match=r"the URL of a bucket \(s3://, gs:// or az://\)"):
