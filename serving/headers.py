@@ -35,6 +35,14 @@ def preferred(accept: str, *others: str) -> str:
 
 
 @lru_cache(maxsize=256)
+def wants_other_picture(accept: str) -> bool:
+    """Return whether the Accept header lists only types of images, but none of PICTURES."""
+    types = [each for each, _ in parse_accept_header(accept, MIMEAccept)]
+    is_picture = bool(types) and all(each.startswith("image/") for each in types)
+    return is_picture and preferred(accept, *PICTURES) == JSON_TYPE
+
+
+@lru_cache(maxsize=256)
 def streamed_type(accept: str) -> str:
     """Return the media type of the stream that the Accept header requests, or "" if it prefers a
     reply in one piece or has no preference."""

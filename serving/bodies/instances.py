@@ -31,9 +31,18 @@ from serving.errors import (
     ServingError,
     UnsupportedMediaType,
 )
-from serving.headers import CSV, JSON_TYPE, NPY_TYPE, PICTURES, TRUNCATED, preferred
+from serving.headers import (
+    CSV,
+    JSON_TYPE,
+    NPY_TYPE,
+    PICTURES,
+    TRUNCATED,
+    preferred,
+    wants_other_picture,
+)
 from serving.job import Job, Reply, Step
 from serving.model_status.served_model import ServedModel
+from serving.named_value import quoted
 from serving.request import UNNAMED, Request, Target
 from serving.request_memory import INPUT, ITEM, KEPT, OUTPUT, TOKEN, Reservation, collected, reserve
 from serving.sessions import SEQUENCE_END, Session
@@ -144,7 +153,7 @@ class InstancesJob(Job):
 
     def __init__(self, served: ServedModel, request: Request, body: Instances) -> None:
         """Raise InvalidRequest if a parameter is wrong, and NotAcceptable if an image is requested
-        for several instances."""
+        for several instances or in another format than those of PICTURES."""
         super().__init__(served, request, body.parameters)
         self.client = served.require_client()
         self.items = body.items
@@ -160,6 +169,11 @@ class InstancesJob(Job):
         self.parameters = client_parameters(self.client, request, body.parameters)
         self.accept = preferred(request.accept, *PICTURES, CSV, NPY_TYPE)
         self.picture = self.accept if self.accept in PICTURES else ""
+        if wants_other_picture(request.accept):
+            raise NotAcceptable(
+                f"Accept: {quoted(request.accept)} cannot be met; drawn images are "
+                f"{' or '.join(PICTURES)}, other replies are {JSON_TYPE}"
+            )
         if self.picture and len(self.items) != 1:
             raise NotAcceptable(
                 f"Accept: {self.accept} takes one image at a time, got {len(self.items)} instances"

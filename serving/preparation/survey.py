@@ -298,6 +298,8 @@ def _collect(folders: Sequence[Path], warnings: list[str], example: str) -> dict
         mistakes = [
             f"there is no model in {folder}: found {contents(folder)}" for folder in folders
         ]
+        if any(archive for folder in folders for archive in folder.glob("*.tar.gz")):
+            mistakes.append("archives are served only with SERVE_MODELS=on-demand")
     _refuse(mistakes, example)
     return models
 

@@ -181,6 +181,11 @@ CASES: dict[str, tuple[dict[str, Any], str, tuple[str, ...]]] = {
         ("image/png", "text/"),
     ),
     "a picture of two": (body({"instances": [GOOD] * 2}, "yolov5") | PNG, "406 not_acceptable", ()),
+    "a picture in another format": (
+        body({"instances": [GOOD]}, "yolov5") | {"headers": {"Accept": "image/webp, image/gif"}},
+        "406 not_acceptable",
+        ("image/jpeg or image/png",),
+    ),
     "a picture of a text": (body({"instances": ["a"]}, "bert") | PNG, "406 not_acceptable", ()),
     "a field twice": (
         {"files": [("text", (None, "a")), ("text", (None, "b"))], "params": {"model_name": "bert"}},

@@ -227,14 +227,16 @@ def test_run_serve_as_a_program_with_any_python_on_the_path(tmp_path: Path) -> N
     variables = {
         "PATH": f"{Path(sys.base_prefix) / 'bin'}:/usr/bin:/bin",
         "SERVE_MODEL_REPOSITORY": str(tmp_path),
+        "SERVE_MODLES": "on-demand",
     }
+    (tmp_path / "model.tar.gz").touch()
     done = subprocess.run(
         [ROOT / "serve", "--check"], env=variables, capture_output=True, text=True, timeout=PATIENCE
     )
-    assert (done.returncode, "there is no model in" in done.stderr) == (
-        1,
-        True,
-    )  # `serve` runs with its own Python
+    assert done.returncode == 1
+    assert "there is no model in" in done.stderr  # `serve` runs with its own Python
+    assert "archives are served only with SERVE_MODELS=on-demand" in done.stderr
+    assert "SERVE_MODLES is not a setting; did you mean SERVE_MODELS?" in done.stderr
 
 
 def test_keep_threads_of_numpy_and_pytorch_in_models_from_spinning(tmp_path: Path) -> None:
