@@ -10,6 +10,7 @@ from tests.support.harness import (
     FP32,
     ROOT,
     Server,
+    expect_stopped,
     link_model,
     make_both_scales,
     make_identity,
@@ -19,6 +20,13 @@ from tests.support.harness import (
 pytest_plugins = ("tests.support.plugin",)
 
 SERVED = ("resnet", "yolov5", "bert")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def stopped_servers() -> Iterator[None]:
+    """Expect at the end that all servers have stopped."""
+    yield
+    expect_stopped()
 
 
 @pytest.fixture(scope="session")
@@ -48,5 +56,4 @@ def server(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     """Run one server for all tests that do not change it."""
     running = Server(tmp_path_factory.mktemp("serve"), repository, **FP32).wait_ready()
     yield running
-    assert running.stop() == 0
-    running.wait_gone()
+    running.stop_later()

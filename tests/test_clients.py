@@ -220,7 +220,7 @@ def test_use_a_repository_s_client_and_ignore_its_folder_as_a_model(
         for entry in server.entries("serve", level="warning")
         if "clients" in str(entry["message"])
     ]
-    assert server.stop() == 0
+    server.stop_later()
 
 
 @pytest.mark.stack
@@ -259,4 +259,4 @@ def test_turn_clients_of_repositories_off_by_a_setting(repository: Path, tmp_pat
     variables = {"SERVE_MODEL_CLIENTS": "false", "SERVE_LOAD_MODELS": "one"}
     server = Server(tmp_path, repository, **variables).wait_ready()
     assert server.get("/models").json()["models"][0]["client"] is None
-    assert server.stop() == 0
+    server.stop_later()

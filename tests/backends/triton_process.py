@@ -1,5 +1,5 @@
-"""Starts and stops a real tritonserver within limited time, and makes calls that the tests of
-several backends share."""
+"""Starts and kills a real tritonserver, and makes calls that the tests of several backends
+share."""
 
 import contextlib
 import os
@@ -21,7 +21,6 @@ from serving.host import tritonserver
 from tests.support.harness import PATIENCE, free_port, wait_until
 from tests.support.started import ends_with, kill
 
-END_SECONDS = 20.0
 SHARED = "shm-region-prefix-name="
 Arrays = dict[str, NDArray[Any]]
 
@@ -53,7 +52,7 @@ def shared_memory(process: subprocess.Popen[bytes]) -> list[Path]:
 def serving(
     repository: Path, backends: Path, log: Path, *options: str, **variables: str
 ) -> Iterator[Server]:
-    """Start a tritonserver, and stop it at the end. Not all of its models need to load."""
+    """Start a tritonserver, and kill it at the end. Not all of its models need to load."""
     http, grpc, metrics = (free_port() for _ in range(3))
     named = {"http": http, "grpc": grpc, "metrics": metrics}.items()
     addresses = [
@@ -95,11 +94,8 @@ def serving(
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    """Stop tritonserver with SIGTERM, and then its process group with SIGKILL, because a server
-    whose stub cannot start ignores SIGTERM. Remove its files in shared memory."""
-    process.terminate()
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(END_SECONDS)
+    """Kill tritonserver and its process group. A stop would take seconds, and a server whose stub
+    cannot start ignores SIGTERM. Remove its files in shared memory."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()

@@ -48,7 +48,7 @@ def server(
         build(Request(name, str(model.file), repository=folder / "models", allow_pickle=True))
     started = Server(folder, folder / "models").wait_ready()
     yield started
-    started.stop()
+    started.stop_later()
 
 
 def predictions(reply: requests.Response) -> list[dict[str, Any]]:

@@ -71,7 +71,7 @@ def test_refuse_an_archive_with_another_gpu_s_plan(on_gpu: dict[str, str], tmp_p
     server = start(tmp_path / "serve", tmp_path / "unused", **on_gpu, **variables).wait_ready()
     body = {"model_name": "id", "url": str(tmp_path / "archives/id/model")}
     refused = server.post("/models", json=body, headers={TARGET: "id.tar.gz"})
-    server.stop()
+    server.stop_later()
     expect_error(refused, 400, "load_failed")
     assert all(word in refused.json()["error"] for word in REMEDIES)
 
@@ -86,5 +86,5 @@ def test_serve_the_onnx_file_without_a_gpu_if_cpu_pbtxt_says_so(
     )
     server = start(tmp_path / "serve", models, SERVE_DEVICE="cpu").wait_ready()
     reply = server.post(params={"model_name": "scale"}, json=TENSORS)
-    server.stop()
+    server.stop_later()
     assert reply.json()["outputs"][0]["data"] == [2.0, 4.0]

@@ -68,8 +68,7 @@ def on_demand(folder: Path, **variables: str) -> Iterator[Server]:
     }
     server = Server(folder, folder / "models", **settings, **variables).wait_ready()
     yield server
-    assert server.stop() == 0
-    server.wait_gone()
+    server.stop_later()
 
 
 @pytest.fixture(scope="module")

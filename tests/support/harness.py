@@ -316,6 +316,14 @@ class Server(Asked):
             self.kill_all()
             raise
 
+    def stop_later(self) -> None:
+        """Send SIGTERM, but do not wait: the next tests run while the server stops. Expect that the
+        previous such server has stopped."""
+        expect_stopped()
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        _stopping.append(self)
+
     def kill_all(self) -> None:
         while pids := self.processes():
             for pid in pids:
@@ -324,6 +332,18 @@ class Server(Asked):
             if self.process.pid in pids:
                 self.process.wait()
             time.sleep(0.02)
+
+
+_stopping: list[Server] = []
+
+
+def expect_stopped() -> None:
+    """Wait until the servers that `stop_later` stopped have ended. Expect the exit code 0, and that
+    none of their processes is left."""
+    while _stopping:
+        server = _stopping.pop()
+        assert server.wait_ended() == 0, server.output()[-3000:]
+        server.wait_gone()
 
 
 def module_server(*makers: Callable[[Path], object], **variables: str) -> Any:
@@ -338,8 +358,7 @@ def module_server(*makers: Callable[[Path], object], **variables: str) -> Any:
             make(folder / "models")
         running = Server(folder, folder / "models", **variables).wait_ready()
         yield running
-        assert running.stop() == 0
-        running.wait_gone()
+        running.stop_later()
 
     return server
 
