@@ -2,17 +2,18 @@
 resources that `serve` uses."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 import requests
 
 from serving.host.machine import memory_limit
 from serving.host.processes import used_by
-from serving.repository.unpacking import size_of
 from tests.support.harness import PATIENCE
 
 MODEL = '''
@@ -112,24 +113,41 @@ class Usage:
 
 
 def usage(pid: int, run_dir: Path) -> Usage:
-    """Return the resources that a `serve` and its run folder use."""
+    """Return the resources that a `serve` and its run folder use. Processes may end, and files may
+    be removed, while this looks at them."""
     first = psutil.Process(pid)
     processes = [first, *first.children(recursive=True)]
     shared = {path for each in processes for path in _shared(each)}
     return Usage(
         memory=used_by(pid),
         processes=len(processes),
-        threads=sum(each.num_threads() for each in processes if each.is_running()),
-        descriptors=sum(each.num_fds() for each in processes if each.is_running()),
-        files=_files_below(run_dir / "models") + len(shared),
-        shared=sum(path.stat().st_blocks * 512 for path in shared if path.exists()),
-        unpacked=size_of(run_dir / "unpacked"),
+        threads=_sum(psutil.Process.num_threads, processes),
+        descriptors=_sum(psutil.Process.num_fds, processes),
+        files=len(_below(run_dir / "models")) + len(shared),
+        shared=_sum(_blocks, shared),
+        unpacked=_sum(_blocks, _below(run_dir / "unpacked")),
     )
 
 
-def _files_below(folder: Path) -> int:
-    """Count files and folders. Unlike rglob, os.walk ignores folders that are removed meanwhile."""
-    return sum(len(folders) + len(files) for _, folders, files in os.walk(folder))
+def _sum(measure: Callable[[Any], int], things: Iterable[Any]) -> int:
+    """Return the sum of a measure of things, without those that no longer exist."""
+    total = 0
+    for each in things:
+        with suppress(psutil.NoSuchProcess, FileNotFoundError):
+            total += measure(each)
+    return total
+
+
+def _blocks(file: Path) -> int:
+    return file.stat().st_blocks * 512
+
+
+def _below(folder: Path) -> list[Path]:
+    """Return all files and folders. Unlike rglob, os.walk ignores folders that are removed
+    meanwhile."""
+    return [
+        Path(path, name) for path, folders, files in os.walk(folder) for name in folders + files
+    ]
 
 
 def _shared(process: psutil.Process) -> list[Path]:
