@@ -18,7 +18,6 @@ from tests.support.harness import Server, tensor, wait_until
 
 SHM_MB, RUN_DIR_MB = 128, 64
 SECONDS_FULL = 5.0
-LINES = {"Accept": "application/jsonlines"}
 
 
 class Confined(Server):
@@ -220,11 +219,11 @@ def many_deaths(server: Confined) -> Condition:
 
 
 @contextmanager
-def broken_code(server: Server) -> Iterator[None]:
-    """Break the file of the model `teller` in this context."""
+def changed_code(server: Server, first: str = "raise OSError") -> Iterator[None]:
+    """In this context, the code of the model `teller` begins with the line `first`."""
     file = server.log.parent / "models/teller/1/model.py"
     code = file.read_text()
-    file.write_text("raise OSError")
+    file.write_text(f"{first}\n{code}")
     try:
         yield
     finally:
@@ -234,7 +233,7 @@ def broken_code(server: Server) -> Iterator[None]:
 def failed_reload(server: Confined) -> Condition:
     """Kill the process of a model that can no longer be loaded. Then repair the model, and let a
     new tritonserver load it."""
-    with broken_code(server):
+    with changed_code(server):
         os.kill(stubs(server, "teller/1")[0], signal.SIGKILL)
         wait_for(server, "teller", REFUSED)
     return kill_tritonserver(server)
@@ -243,25 +242,32 @@ def failed_reload(server: Confined) -> Condition:
 def failed_load(server: Confined) -> Condition:
     """Kill tritonserver while a model cannot be loaded. Then repair the model, and let another
     tritonserver load it."""
-    with broken_code(server):
+    with changed_code(server):
         server.kill(server.pid("tritonserver"))
         wait_for(server, "teller", FAILED)
     return kill_tritonserver(server)
 
 
 def stub_in_unload(server: Confined) -> Condition:
-    """Kill a model's process during an unload, which waits for a stream. The next call loads the
-    model again."""
-    begun = server.log.parent / "begun"
-    text = {"text_input": f">{begun} {server.log.parent}/never"}
-    stream = {"params": {"model_name": "teller"}, "json": text, "headers": LINES}
-    threading.Thread(target=server.post, kwargs=stream, daemon=True).start()
-    wait_until(begun.exists, "the stream has begun")
-    unload = threading.Thread(target=server.ask, args=("DELETE", "/models/teller"), daemon=True)
+    """Kill a model's process during an unload. Stop the process before, so that the unload does not
+    end too early. The next call loads the model again."""
+    pid = stub(server)
+    os.kill(pid, signal.SIGSTOP)
+    unload = threading.Thread(target=server.ask, args=("DELETE", "/models/scale"), daemon=True)
     unload.start()
-    wait_for(server, "teller", UNLOADING)
-    os.kill(stubs(server, "teller/1")[0], signal.SIGKILL)
+    wait_for(server, "scale", UNLOADING)
+    os.kill(pid, signal.SIGKILL)
     return lambda: not unload.is_alive()
+
+
+def manager_in_load(server: Confined) -> Condition:
+    """Kill the manager while it loads a model whose code does not end."""
+    begun = server.log.parent / "loading"
+    wait = f"import time; open('{begun}', 'w'); time.sleep(1000)"
+    with changed_code(server, wait):
+        server.ask("DELETE", "/models/teller").raise_for_status()
+        wait_until(begun.exists, "a call loads the model")
+        return send(signal.SIGKILL, master("manager"))(server)
 
 
 def without_socket(server: Confined) -> Condition:
@@ -342,4 +348,5 @@ FAULTS = [
         events=(Event.UNLOAD,),
         models="on-demand",
     ),
+    Fault("the manager killed during a load", manager_in_load, models="on-demand"),
 ]
