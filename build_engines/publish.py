@@ -20,6 +20,7 @@ from build_engines.request import ON_A_GPU, Request
 from serving.host.tritonserver import backend_directory, binary
 from serving.preparation.check import check_models, failures
 from serving.repository.model_config import ENSEMBLE, backend_of, configs_of_parts, read_config
+from serving.repository.paths import with_sources
 from serving.settings.table import Settings
 
 SCRATCH = ".build-"
@@ -86,7 +87,7 @@ def load(
         return
     folders = {target.name: folder} | {name: others / name for name in parts}
     for _, reason in failures(settings, folders, [target.name]):
-        words = " ".join(reason.replace(str(folder), str(target)).split())
+        words = " ".join(with_sources(reason, {folder: target}).split())
         if most := re.search(r"max supported IR version: (\d+)", words):
             words += f"; set the ONNX model's ir_version to {most[1]} and save it again"
         raise BuildError(f"the model would not be served: {words} (--no-load skips this test)")

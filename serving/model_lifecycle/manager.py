@@ -22,6 +22,7 @@ from serving.model_status.shared_files import MODELS, Leases, Table
 from serving.model_status.states import ADDING, LOADING, UNLOADING, Event
 from serving.model_status.table import Entry, Models
 from serving.repository.model_config import with_plan_remedies
+from serving.repository.paths import with_sources
 from serving.repository.staging import Store
 from serving.settings.table import Settings
 from serving.triton.connection import IndexEntry
@@ -344,8 +345,8 @@ class Manager:
         """Return the `reason` that Triton gives, but with the author's folders in place of the
         staged ones. If the model is a TensorRT plan, append remedies."""
         folder = Path(entry.source or entry.folder)
-        for name in (entry.triton_name, *entry.parts):
+        sources = {self.store.path(entry.triton_name): folder}
+        for name in entry.parts:
             part = name.removeprefix(f"{entry.triton_name}__")
-            source = folder if name == entry.triton_name else folder.parent / part
-            reason = reason.replace(str(self.store.path(name)), str(source))
-        return with_plan_remedies(PREFACE.sub("", reason), folder)
+            sources[self.store.path(name)] = folder.parent / part
+        return with_plan_remedies(PREFACE.sub("", with_sources(reason, sources)), folder)

@@ -35,6 +35,7 @@ from serving.repository.model_config import (
     read_config,
     shared_clients,
 )
+from serving.repository.paths import with_sources
 from serving.repository.staging import copy_model, signature
 from serving.settings.table import Settings
 
@@ -50,10 +51,6 @@ ENDED = (
 
 class Rejected(Exception):
     """Raised if changed model folders cannot be served. `args` contains one line per mistake."""
-
-    def in_folder(self, copy: Path, source: Path) -> "Rejected":
-        """Return the same error with the author's folder instead of its copy."""
-        return Rejected(*(line.replace(str(copy), str(source)) for line in self.args))
 
 
 @dataclass(frozen=True)
@@ -172,9 +169,9 @@ class OnChange(Policy):
                 for model in models:
                     self._serve(model, load)
             except Rejected as err:
-                for model in models:
-                    err = err.in_folder(model.copy.parent, model.folder.parent)
-                raise err from None
+                sources = {model.copy.parent: model.folder.parent for model in models}
+                sources |= {self.manager.store.path(m.folder.name): m.folder for m in models}
+                raise Rejected(*(with_sources(line, sources) for line in err.args)) from None
         self._retire(set(unit) - folders.keys())
 
     def _with_copy(self, model: ModelFolder, load: str) -> ModelFolder:

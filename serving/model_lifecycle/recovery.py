@@ -173,7 +173,8 @@ class Recovery:
         except TritonUnavailable:
             raise
         except ServingError as err:
-            fields = _refusal(entry, f"it cannot be reloaded ({entry.reason}): {err}")
+            problem = self._manager.in_words(entry, str(err))
+            fields = _refusal(entry, f"it cannot be reloaded ({entry.reason}): {problem}")
             self._manager.move(entry, Event.REFUSE, **fields)
         else:
             now = time.monotonic()

@@ -37,6 +37,7 @@ from serving.model_status.served_model import ServedModel, describe_model, serve
 from serving.repository.layout import CLIENT, CONFIG
 from serving.repository.model_config import Unreadable, mistake_of_client, read_merged
 from serving.repository.packages import mistake_of_packages
+from serving.repository.paths import with_sources
 from serving.repository.staging import Store
 from serving.settings.table import GRPC_PORT, SECRETS, Settings
 from serving.triton.gateway import TritonGateway
@@ -187,7 +188,7 @@ def failures(
                         raise TritonUnavailable(reason + last_line(_log(run_dir))) from err
                     except ServingError as err:
                         text = PREFACE.sub("", str(err)) + _poll_failure(run_dir, name, str(err))
-                        yield name, text.replace(str(store.path(name)), str(folders[name]))
+                        yield name, with_sources(text, {store.path(name): folders[name]})
                     pending.pop(0)
         except TritonUnavailable as err:
             yield from ((name, str(err)) for name in pending)

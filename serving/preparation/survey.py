@@ -42,6 +42,7 @@ from serving.repository.model_config import (
     read_config,
     shared_clients,
 )
+from serving.repository.paths import with_sources
 from serving.repository.staging import Store, copy_model, signature
 from serving.settings.table import Settings
 
@@ -131,7 +132,7 @@ def _stage(settings: Settings, backends: Path, chosen: Served) -> dict[str, Choi
             if choice := store.stage(copied, name):
                 choices[name] = choice
         except ConfigError as err:
-            chosen.unreadable[name] = str(err).replace(str(copied), str(folder))
+            chosen.unreadable[name] = with_sources(str(err), {copied: folder})
             continue
         entries[name] = Entry(
             name=name,

@@ -98,6 +98,8 @@ def _completed(config: Any, version: Path, backends: Path) -> Any:
     )
     if backend != "python" and hasattr(code, "complete"):
         fields = code.complete(fields, version)
+    # Triton itself calls this hook only if it completes all models, and then each load of a
+    # Python-based model takes 1.4 s instead of 0.15 s.
     elif hook := getattr(code.TritonPythonModel, HOOK, None):
         fields = hook(utils.ModelConfig(json.dumps(fields))).as_dict()
     completed = json_format.ParseDict(fields, type(config)())

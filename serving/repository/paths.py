@@ -3,6 +3,7 @@ library only."""
 
 import os
 import stat
+from collections.abc import Mapping
 from pathlib import Path
 
 from serving.errors import ConfigError
@@ -19,6 +20,16 @@ def is_nameable(name: str) -> bool:
     segments "", "." and ".." of a path, so a name with one of them would not arrive unchanged."""
     is_path = not {"", ".", ".."}.isdisjoint(name.split("/"))
     return len(name) <= LONGEST_NAME and name.isprintable() and not is_path
+
+
+def with_sources(message: str, sources: Mapping[Path, Path]) -> str:
+    """Return a message with the author's folders in place of their copies, which are the keys of
+    `sources`. This replaces text, because Triton and the processes that survey and check models
+    return each mistake as one text."""
+    # replace models/m__part before models/m
+    for copy in sorted(sources, reverse=True):
+        message = message.replace(str(copy), str(sources[copy]))
+    return message
 
 
 def real_path(path: Path, root: Path | None = None) -> Path:

@@ -31,8 +31,9 @@ These faults need no constant below:
   (server, pull request 7743); but keeping a region registered is also faster.
 - Triton records every trace that it receives, even one that its caller does not sample.
   front/incoming.py forwards only sampled traces. Remove when tests/endpoint/test_tracing.py passes.
-- Requesting `classification` of a string output crashes tritonserver. bodies/kserve.py computes
-  classes itself. Remove when tests/endpoint/test_classification.py passes.
+- Requesting `classification` of an output of strings, or of one without elements (shape [1, 0]),
+  crashes tritonserver. bodies/kserve.py computes classes itself. Remove when
+  tests/endpoint/test_classification.py passes.
 - The stub's Python ignores PYTHONDONTWRITEBYTECODE, and writes bytecode into a model's folder.
   backends/stub_wait.c makes it obey. Remove when tests/endpoint/test_lifecycle.py passes.
 - The HTTP endpoint does not find a model whose name contains a slash, and the Python backend does

@@ -5,12 +5,15 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import psutil
 
+from serving.model_status.shared_files import Table
+from serving.model_status.states import FAILED, READY, REFUSED, RELOADING, UNLOADING, Event
 from tests.support.harness import Server, tensor, wait_until
 
 SHM_MB, RUN_DIR_MB = 128, 64
@@ -48,12 +51,15 @@ Condition = Callable[[], bool]
 class Fault:
     """A fault that `strike` causes. `strike` returns a condition that is true when the fault is
     over, because the test has repaired it or the server has noticed it. `cuts` means that
-    connections may end without an answer, and `works` that no process hangs."""
+    connections may end without an answer, and `works` that no process hangs. `events` are the
+    events of a model that the fault causes. `models` is the server's SERVE_MODELS."""
 
     name: str
     strike: Callable[[Confined], Condition]
     cuts: bool = False
     works: bool = False
+    events: tuple[Event, ...] = ()
+    models: str = "auto"
 
 
 def master(name: str) -> Callable[[Server], int]:
@@ -66,13 +72,28 @@ def worker(name: str) -> Callable[[Server], int]:
     return lambda server: psutil.Process(server.pid(name)).children()[0].pid
 
 
-def stub(server: Server) -> int:
+def stubs(server: Server, version: str) -> list[int]:
+    """Return the processes of a version of a model, such as "scale/2"."""
     children = psutil.Process(server.pid("tritonserver")).children()
-    return next(
+    return [
         child.pid
         for child in children
-        if not is_gone(child.pid) and "/scale/2/" in " ".join(child.cmdline())
-    )
+        if not is_gone(child.pid) and f"/{version}/" in " ".join(child.cmdline())
+    ]
+
+
+def stub(server: Server) -> int:
+    return stubs(server, "scale/2")[0]
+
+
+def state(server: Confined, model: str) -> str:
+    """Return the model's state in the manager's table, or "" if the table does not contain it."""
+    entries = Table(server.inside(server.run_dir / "models.json")).look().entries
+    return entries[model].state if model in entries else ""
+
+
+def wait_for(server: Confined, model: str, expected: str) -> None:
+    wait_until(lambda: state(server, model) == expected, f"'{model}' is {expected}")
 
 
 def is_gone(pid: int) -> bool:
@@ -172,6 +193,83 @@ def stub_and_manager(server: Confined) -> Condition:
     return lambda: server.pid("manager") not in (None, manager) and answers()
 
 
+def kill_tritonserver(server: Confined) -> Condition:
+    return send(signal.SIGKILL, master("tritonserver"))(server)
+
+
+def stub_and_tritonserver(server: Confined) -> Condition:
+    """Kill a model's process, and tritonserver while it reloads the model."""
+    os.kill(stub(server), signal.SIGKILL)
+    wait_for(server, "scale", RELOADING)
+    return kill_tritonserver(server)
+
+
+def many_deaths(server: Confined) -> Condition:
+    """Kill a model's process each time that it has been reloaded, until the model is refused. Only
+    a new tritonserver loads it again within five minutes."""
+
+    def refused() -> bool:
+        if state(server, "scale") == READY:
+            for pid in stubs(server, "scale/2"):
+                os.kill(pid, signal.SIGKILL)
+        return state(server, "scale") == REFUSED
+
+    wait_until(refused, "the model is refused")
+    return kill_tritonserver(server)
+
+
+@contextmanager
+def changed_code(server: Server, first: str = "raise OSError") -> Iterator[None]:
+    """In this context, the code of the model `teller` begins with the line `first`."""
+    file = server.log.parent / "models/teller/1/model.py"
+    code = file.read_text()
+    file.write_text(f"{first}\n{code}")
+    try:
+        yield
+    finally:
+        file.write_text(code)
+
+
+def failed_reload(server: Confined) -> Condition:
+    """Kill the process of a model that can no longer be loaded. Then repair the model, and let a
+    new tritonserver load it."""
+    with changed_code(server):
+        os.kill(stubs(server, "teller/1")[0], signal.SIGKILL)
+        wait_for(server, "teller", REFUSED)
+    return kill_tritonserver(server)
+
+
+def failed_load(server: Confined) -> Condition:
+    """Kill tritonserver while a model cannot be loaded. Then repair the model, and let another
+    tritonserver load it."""
+    with changed_code(server):
+        server.kill(server.pid("tritonserver"))
+        wait_for(server, "teller", FAILED)
+    return kill_tritonserver(server)
+
+
+def stub_in_unload(server: Confined) -> Condition:
+    """Kill a model's process during an unload. Stop the process before, so that the unload does not
+    end too early. The next call loads the model again."""
+    pid = stub(server)
+    os.kill(pid, signal.SIGSTOP)
+    unload = threading.Thread(target=server.ask, args=("DELETE", "/models/scale"), daemon=True)
+    unload.start()
+    wait_for(server, "scale", UNLOADING)
+    os.kill(pid, signal.SIGKILL)
+    return lambda: not unload.is_alive()
+
+
+def manager_in_load(server: Confined) -> Condition:
+    """Kill the manager while it loads a model whose code does not end."""
+    begun = server.log.parent / "loading"
+    wait = f"import time; open('{begun}', 'w'); time.sleep(1000)"
+    with changed_code(server, wait):
+        server.ask("DELETE", "/models/teller").raise_for_status()
+        wait_until(begun.exists, "a call loads the model")
+        return send(signal.SIGKILL, master("manager"))(server)
+
+
 def without_socket(server: Confined) -> Condition:
     """Kill a model's process. No call reports it, so only the manager's own check can find it."""
     killed = stub(server)
@@ -192,23 +290,40 @@ def model_exits(server: Confined) -> Condition:
 
 
 def _signals(number: signal.Signals, does: str) -> Iterator[Fault]:
-    for name in ("tritonserver", "manager", "gunicorn", "nginx"):
-        has_workers = name in ("gunicorn", "nginx")
-        whole = f"{name}'s master" if has_workers else name
-        yield Fault(f"{whole} {does} ({number.name})", send(number, master(name)), cuts=has_workers)
-        if has_workers:
-            yield Fault(
-                f"a worker of {name} {does} ({number.name})", send(number, worker(name)), cuts=True
-            )
+    events = {
+        "tritonserver": (Event.SERVER_STARTED, Event.LOADED),
+        "manager": (Event.MANAGER_STARTED,),
+    }
+    for name, caused in events.items():
+        yield Fault(f"{name} {does} ({number.name})", send(number, master(name)), events=caused)
+    for name in ("gunicorn", "nginx"):
+        for whole, find in ((f"{name}'s master", master), (f"a worker of {name}", worker)):
+            yield Fault(f"{whole} {does} ({number.name})", send(number, find(name)), cuts=True)
 
 
 FAULTS = [
     *_signals(signal.SIGKILL, "killed"),
     *_signals(signal.SIGTERM, "asked to end"),
-    Fault("a model's process killed (SIGKILL)", send(signal.SIGKILL, stub)),
+    Fault(
+        "a model's process killed (SIGKILL)",
+        send(signal.SIGKILL, stub),
+        events=(Event.DIED, Event.RELOAD_ENDED, Event.PROCESSES_SEEN),
+    ),
     Fault("tritonserver stopped (SIGSTOP)", send(signal.SIGSTOP, master("tritonserver"))),
     Fault("manager stopped (SIGSTOP)", send(signal.SIGSTOP, master("manager"))),
-    Fault("a model's process and the manager killed", stub_and_manager),
+    Fault("a model's process and the manager killed", stub_and_manager, events=(Event.DUE,)),
+    Fault(
+        "a model's process and tritonserver killed",
+        stub_and_tritonserver,
+        events=(Event.INTERRUPTED,),
+    ),
+    Fault(
+        "a model's process killed again and again",
+        many_deaths,
+        events=(Event.REFUSE, Event.UNLOAD_ENDED),
+    ),
+    Fault("a reload fails", failed_reload, events=(Event.REFUSE,)),
+    Fault("a load by a new tritonserver fails", failed_load, events=(Event.LOAD_FAILED,)),
     Fault("a model's process killed while the manager's socket is gone", without_socket),
     Fault(
         "a worker of gunicorn stopped (SIGSTOP)",
@@ -227,4 +342,11 @@ FAULTS = [
         "the whole container paused for longer than a hang may last", pause, cuts=True, works=True
     ),
     Fault("two executes of one model, each longer than a hang may last", slow_executes, works=True),
+    Fault(
+        "a model's process killed during an unload",
+        stub_in_unload,
+        events=(Event.UNLOAD,),
+        models="on-demand",
+    ),
+    Fault("the manager killed during a load", manager_in_load, models="on-demand"),
 ]

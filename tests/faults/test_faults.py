@@ -21,12 +21,16 @@ PAUSE = 0.4
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Confined]:
+def server(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Confined]:
+    """Run a server. The parameter is its SERVE_MODELS."""
     folder = tmp_path_factory.mktemp("faults")
     (folder / "models").mkdir()
     make_models(folder / "models")
     variables = {
         "SERVE_HANG_TIMEOUT": "5",
+        "SERVE_MODELS": request.param,
         "SERVE_WORKERS": "2",
         "SERVE_REQUEST_TIMEOUT": str(DEADLINE),
     }
@@ -44,7 +48,11 @@ def callers(server: Confined) -> Iterator[Callers]:
         yield running
 
 
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+@pytest.mark.parametrize(
+    ("server", "fault"),
+    [pytest.param(fault.models, fault, id=fault.name) for fault in FAULTS],
+    indirect=["server"],
+)
 def test_answer_every_request_despite_a_fault(
     fault: Fault, server: Confined, callers: Callers
 ) -> None:

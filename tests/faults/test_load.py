@@ -5,8 +5,9 @@ import json
 import pytest
 import requests
 
+from serving.model_status.states import Event
 from tests.faults.calls import Call
-from tests.faults.faults import Fault
+from tests.faults.faults import FAULTS, Fault
 from tests.faults.load import CUT, LATE, REFUSED, RIGHT, Answer, judge
 from tests.faults.trial import mistakes_in
 
@@ -70,3 +71,8 @@ def test_name_wrong_late_and_cut_answers() -> None:
     assert [line.partition(" ")[0] for line in mistakes_in(ends, answers(CUT, REFUSED))] == [
         "load-1"
     ]
+
+
+def test_cause_every_event_of_a_model_with_a_fault() -> None:
+    caused = {event for fault in FAULTS for event in fault.events}
+    assert caused == set(Event)

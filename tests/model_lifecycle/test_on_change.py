@@ -7,20 +7,12 @@ from pathlib import Path
 import pytest
 
 from serving.model_lifecycle.manager import Manager
-from serving.model_lifecycle.on_change import OnChange, Rejected
+from serving.model_lifecycle.on_change import OnChange
 from serving.model_status.table import Entry
 from serving.settings.table import Settings
 from tests.model_lifecycle.test_recovery import FakeTriton
 
 pytestmark = pytest.mark.unit
-
-
-def test_name_the_folder_of_the_author_in_each_mistake() -> None:
-    copied = Rejected("a: /run/1/a/config.pbtxt is wrong", "b: /run/1/b has no version")
-    assert copied.in_folder(Path("/run/1"), Path("/models")).args == (
-        "a: /models/a/config.pbtxt is wrong",
-        "b: /models/b has no version",
-    )
 
 
 def test_remove_copies_a_while_after_no_model_is_served_from_them(tmp_path: Path) -> None:

@@ -184,6 +184,8 @@ def test_evict_no_model_in_use_and_answer_all_that_want_it(tmp_path: Path) -> No
         assert table.look().entries["part"].state == READY
 
 
+# tests/faults causes each event in a running server, but not in each state: some states last only
+# milliseconds, and a refused model is reloaded only after five minutes.
 TRANSITIONS: list[tuple[Event, str, str]] = []
 for each_event in Event:
     TRANSITIONS += [(each_event, *states) for states in each_event.value.items()]

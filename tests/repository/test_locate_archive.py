@@ -14,7 +14,7 @@ from serving.errors import ConfigError, InvalidRequest
 from serving.preparation.survey import served
 from serving.repository.layout import LayoutError
 from serving.repository.locate_archive import locate
-from serving.repository.paths import check_entries
+from serving.repository.paths import check_entries, with_sources
 
 pytestmark = pytest.mark.unit
 
@@ -277,3 +277,13 @@ def test_bound_the_configurations_of_an_archive_together(tmp_path: Path) -> None
     url = lay_out(tmp_path, a__config=large, b__config=large)
     with pytest.raises(ConfigError, match="1048576"):
         locate(url, tmp_path)
+
+
+def test_name_the_authors_folders_in_a_message() -> None:
+    sources = {
+        Path("/run/models/m"): Path("/archives/m"),
+        Path("/run/models/m__part"): Path("/archives/part"),
+    }
+    message = "/run/models/m/1/model.py imports /run/models/m__part/1/model.py"
+    expected = "/archives/m/1/model.py imports /archives/part/1/model.py"
+    assert with_sources(message, sources) == expected
