@@ -255,13 +255,25 @@ def test_try_a_failed_load_again_later_each_time_or_when_it_changed(world: World
             world.policy.want("a")
         over = replace(rejection, until=time.monotonic())
         world.policy._keep_rejected("a", over)
+        world.policy._look_ups._refused.clear()
     world.triton.error = InvalidRequest("still none")
     world.load("a")
     (world.repository / "a/1/model.onnx").touch()
     world.measure("a", SIZE)
-    world.policy._look_at_a_rejection()
     world.triton.error = None
     assert world.load("a") is None
+    assert world.table().rejected == ()
+
+
+def test_look_up_an_unchanged_rejected_model_only_once_in_a_while(world: World) -> None:
+    world.policy._look_ups = LookUps(world.policy._source, most=2, seconds=1000.0)
+    world.triton.error = InvalidRequest("no such weights")
+    world.load("a")
+    for _ in range(10):
+        with pytest.raises(ModelFailed, match="no such weights"):
+            world.policy.want("a")
+    with pytest.raises(ModelNotReady, match="too many models are looked up"):
+        world.policy.want("b")
 
 
 def test_begin_one_load_for_all_callers(world: World) -> None:
