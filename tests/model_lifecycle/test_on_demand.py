@@ -97,10 +97,16 @@ def repository(server: Server) -> Path:
 
 
 def test_load_a_model_by_its_first_call_under_both_of_its_names(server: Server) -> None:
+    hits = counted(server, "serve_on_demand_hits_total")
+    misses = counted(server, "serve_on_demand_misses_total")
     first = call(server, "m1.tar.gz")
     assert answer(first) == [2.0]
     assert first.headers["Server-Timing"].startswith("load;dur=")
+    assert call(server, "m_absent").status_code == 404
+    assert counted(server, "serve_on_demand_hits_total") == hits
+    assert counted(server, "serve_on_demand_misses_total") == misses + 2
     second = call(server, "m1")
+    assert counted(server, "serve_on_demand_hits_total") == hits + 1
     assert answer(second) == [2.0]
     assert "load" not in second.headers["Server-Timing"]
     assert call(server, "m1").json()["model_name"] == "m1"
