@@ -123,10 +123,10 @@ def _of_models(table: Models) -> list[Metric]:
     )
     for name, times in sorted(table.deaths.items())[:MOST_MODELS]:
         crashes.add_metric([name], times)
-    loading = sum(entry.state in (ADDING, LOADING) for entry in table.entries.values())
+    loading = {name for name, entry in table.entries.items() if entry.state in (ADDING, LOADING)}
     families: list[Metric] = [
         crashes,
-        _gauge("models_loading", "Models that are being loaded", loading),
+        _gauge("models_loading", "Models that are being loaded", len(loading | {*table.loading})),
     ]
     if table.policy == ON_DEMAND.name:
         for name, text in ON_DEMAND_COUNTS.items():

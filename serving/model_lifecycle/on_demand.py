@@ -144,6 +144,7 @@ class OnDemand(OnPost):
         self._evicted: dict[str, float] = {}  # maps models to the times of their last evictions
         self._last_needs: deque[int] = deque(maxlen=10)  # how many bytes the last loads needed
         self._last_shortage = -math.inf  # when a load last had to evict models
+        self._publish_loading()
 
     def want(self, name: str) -> None:
         """Begin to load a model, unless it is loaded or being loaded. Raise ModelNotFound or
@@ -162,14 +163,15 @@ class OnDemand(OnPost):
                 )
             self._loading[name] = math.inf
             self._waiting.append(found)
+        self._publish_loading()
         self._begin_loads()
 
-    def known(self) -> list[str]:
+    def known(self) -> dict[str, int | None]:
         try:
-            return self._source.names()
+            return self._source.sizes()
         except Unreachable as err:
             log.error("the models that are not loaded cannot be listed: %s", err)
-            return []
+            return {}
 
     def step(self) -> None:
         """Begin the loads that wait, and keep memory free. Begin to load those models in
@@ -193,6 +195,9 @@ class OnDemand(OnPost):
             if self.manager.is_current(entry):
                 self._reject(entry, ModelFailed(entry.name, reason))
                 self.manager.drop(entry)
+
+    def _publish_loading(self) -> None:
+        self.manager.write(lambda models: replace(models, loading=tuple(self._loading)))
 
     def _begin_loads(self) -> None:
         """Begin loads that wait for their turn, until LOADS_AT_ONCE are in progress, not counting
@@ -224,6 +229,7 @@ class OnDemand(OnPost):
         finally:
             with self._lock:
                 del self._loading[found.name]
+            self._publish_loading()
             self._begin_loads()
 
     def _load_now(self, found: Found) -> None:

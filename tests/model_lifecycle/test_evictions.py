@@ -101,7 +101,7 @@ class World:
     def load(self, name: str) -> ServingError | None:
         """Load a model as a call would. Return the error with which the call is rejected."""
         self.policy.want(name)
-        wait_until(lambda: name not in self.policy._loading, f"the load of {name} has ended")
+        wait_until(lambda: name not in self.table().loading, f"the load of {name} has ended")
         table = self.table()
         rejected = [replace(each, until=math.inf) for each in table.rejected]
         return replace(table, rejected=tuple(rejected)).rejection(name)
@@ -287,6 +287,7 @@ def test_begin_one_load_for_all_callers(world: World) -> None:
     world.triton.goes_on.set()
     wait_until(lambda: world.ready() == {"a"}, "it is loaded")
     assert world.triton.loads == ["a"]
+    wait_until(lambda: world.table().loading == (), "no load is in progress")
 
 
 def test_begin_another_load_beside_a_slow_one(world: World) -> None:
@@ -296,6 +297,7 @@ def test_begin_another_load_beside_a_slow_one(world: World) -> None:
         world.policy.want(name)
     wait_until(lambda: len(world.triton.loads) == LOADS_AT_ONCE, "as many loads as may begin")
     assert "d" not in world.triton.loads
+    assert set(world.table().loading) == {"kept", "a", "b", "c", "d"}
     world.policy._loading["a"] -= SLOW_SECONDS
     world.policy._begin_loads()
     wait_until(lambda: "d" in world.triton.loads, "another load begins")

@@ -173,6 +173,8 @@ def test_refuse_a_folder_outside_of_the_repository(server: Server) -> None:
 def test_answer_a_get_with_404_if_the_model_is_not_loaded(server: Server, repository: Path) -> None:
     pack(repository, 9)
     expect_error(server.get("/models/m9"), 404, "model_not_loaded", "first call")
+    size = (repository / "m9.tar.gz").stat().st_size
+    assert {"name": "m9", "bytes": size} in server.get("/models").json()["not_loaded"]
 
 
 def test_reject_a_broken_archive_until_it_has_changed(server: Server, repository: Path) -> None:
@@ -203,12 +205,15 @@ def test_share_a_load_among_its_callers_and_go_on_after_they_left(
     with ThreadPoolExecutor(CALLERS) as threads:
         calls = [threads.submit(call, server, "held") for _ in range(CALLERS)]
         wait_until((repository / "held/1/held").exists, "it is being loaded")
+        assert "held" in server.get("/models").json()["loading"]
+        assert counted(server, "serve_models_loading") > 0
         assert answer(call(server, "m1")) == [2.0]
         assert "m_absent" not in loaded(server)
         expect_error(call(server, "m_absent"), 404, "model_not_found")
         (repository / "held/1/go").touch()
         assert [answer(each.result()) for each in calls] == [[14.0]] * CALLERS
     wait_until(lambda: server.says("loaded 'held' in", process="manager"), "the load is logged")
+    wait_until(lambda: counted(server, "serve_models_loading") == 0, "no load is in progress")
     assert server.output().count("loaded 'held' in") == 1
 
 
