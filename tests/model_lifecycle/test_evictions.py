@@ -236,6 +236,14 @@ def test_bound_the_look_ups_of_a_second(world: World) -> None:
         look_ups.find("a")
 
 
+def test_remember_a_bounded_number_of_missing_names(world: World) -> None:
+    look_ups = LookUps(world.policy._source, most=10_000)
+    for number in range(10_000):
+        with pytest.raises(ModelNotFound):
+            look_ups.find(f"absent{number}")
+    assert len(look_ups._refused) == 4096
+
+
 def test_remember_for_a_while_why_a_name_could_not_be_looked_up(world: World) -> None:
     look_ups = LookUps(world.policy._source, most=1, seconds=1000.0)
     world.repository.rename(world.repository.with_name("away"))
