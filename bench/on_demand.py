@@ -31,7 +31,7 @@ from tests.support.archives import Usage, share_for, usage
 from tests.support.harness import PATIENCE, Server, tensor
 
 Ask = Callable[[int], requests.Response]  # calls the model that has the given number
-COUNTERS = ("loads", "misses", "evictions", "thrash")
+COUNTERS = ("loads", "hits", "misses", "evictions", "thrash")
 DRIFT = 2.0  # with --drift, seconds until another model becomes the most popular one
 WITHOUT_LOADS = 0.2  # length of the phase without loads, as a share of the phase with them
 RIGHT = "right"

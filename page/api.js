@@ -36,7 +36,7 @@ async function errorOf(response) {
 // Return the models that are loaded, followed by those that a call would load.
 export async function models() {
   const { models, not_loaded = [] } = await (await ask("/models")).json();
-  return [...models, ...not_loaded.map((name) => ({ name, notLoaded: true }))];
+  return [...models, ...not_loaded.map(({ name }) => ({ name, notLoaded: true }))];
 }
 
 // Return "" if the server works, and otherwise what is wrong.

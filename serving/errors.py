@@ -43,16 +43,18 @@ TABLE = {
         "name the origin in `SERVE_ORIGINS`",
     ),
     "not_found": Row(404, "there is no such route", "use one of [these](calling.md#routes)"),
-    "model_not_found": Row(404, "there is no such model", "name one that the message lists"),
+    "model_not_found": Row(
+        404,
+        "there is no such model",
+        "name one that the message lists or, on demand, one in the repository",
+    ),
     "version_not_found": Row(
         404,
         "the model has no such version; in multi-model mode this gets 400",
         "name one that the message lists, or none",
     ),
     "model_not_loaded": Row(
-        404,
-        "multi-model mode: the model is not loaded",
-        "`POST /models`, as the platform does; with `SERVE_MODELS=on-demand` call the model",
+        404, "the model is not loaded", "`POST /models`, as the platform does; on demand, call it"
     ),
     "method_not_allowed": Row(
         405, "the route does not support this method", "use one that `Allow` lists"
@@ -118,7 +120,8 @@ TABLE = {
     "model_failed": Row(
         503,
         "the model cannot be loaded, or its client cannot be created",
-        "fix the model, and restart the container unless `SERVE_RELOAD` is on",
+        "fix the model, and restart the container unless models load on demand or `SERVE_RELOAD` "
+        "is on",
     ),
     "triton_unavailable": Row(
         503, "tritonserver is starting or restarting", "retry", retry_after=1

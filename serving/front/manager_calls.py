@@ -16,7 +16,9 @@ from serving.settings.table import Settings
 # How long to wait for the model manager to start, which takes 0.5 s, or several seconds on a busy
 # machine.
 MANAGER_SECONDS = 10.0
-WANT_SECONDS = 2.0  # the manager says within one second whether it begins to load a model
+# How long to wait until the manager says whether it begins to load a model. A slow bucket may take
+# longer; then Registry repeats the request.
+WANT_SECONDS = 2.0
 PAUSE = 0.05
 # what connecting to a Unix socket raises if no process listens, or if too many connections wait
 NOT_LISTENING = (BlockingIOError, ConnectionRefusedError, FileNotFoundError)
@@ -36,9 +38,9 @@ def ask_manager(
 
 
 def want_model(settings: Settings, name: str) -> None:
-    """Make the model manager begin to load a model. If the manager does not answer, do nothing,
-    because Registry calls this function again. Raise the error that says why the model cannot be
-    loaded, or TooLate."""
+    """Make the model manager begin to load a model. If the manager does not answer in time, do
+    nothing, because Registry calls this function again. Raise the error that says why the model
+    cannot be loaded, or TooLate."""
     if not is_nameable(name):
         raise ModelNotFound(f"Request for unknown model: {quoted(name)} is not the name of a model")
     seconds = seconds_left(WANT_SECONDS)

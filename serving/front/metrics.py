@@ -66,9 +66,10 @@ class Metrics:
                     model = OTHER
                     version = ""
         self._requests(model, version, response.status_code).inc()
-        self._seconds(model).observe(seconds)
+        # before the next line, because otherwise a scrape could count a miss as a hit (`_hits`)
         for stage, spent in source.timings.items():
             self._stages(model, stage).observe(spent)
+        self._seconds(model).observe(seconds)
         if "load" in source.timings:
             self._misses.inc()
         self._received.observe(source.content_length or 0)

@@ -116,8 +116,9 @@ def models() -> Response:
     """List all models with their versions, states, clients, inputs and outputs.
 
     `version` is the version of this server. `refused` lists the changes to model folders that are
-    not served. With SERVE_MODELS=on-demand, these are models that could not be loaded, and
-    `not_loaded` names the first 1,000 models that a call would load.
+    not served. With SERVE_MODELS=on-demand, these are models that could not be loaded, `loading`
+    names the models that are being fetched or loaded or wait for that, and `not_loaded` lists the
+    first 1,000 models that a call would load, with the sizes of their archives or folders if known.
     """
     registry = services().registry
     described = []
@@ -140,9 +141,14 @@ def models() -> Response:
     if refused := [_refused(rejection) for rejection in table.rejected if rejection.is_current()]:
         document["refused"] = refused
     if is_on_demand:
+        document["loading"] = table.loading
         with suppress(ModelNotReady):  # leave the list out if a bucket does not answer in time
-            known = ask_manager(services().settings, "GET", "/known", MANAGER_MARGIN)["names"]
-            document["not_loaded"] = [name for name in known if name not in table.ready]
+            known = ask_manager(services().settings, "GET", "/known", MANAGER_MARGIN)
+            document["not_loaded"] = [
+                {"name": name, "bytes": size}
+                for name, size in known.items()
+                if name not in table.ready
+            ]
     return json_reply(document)
 
 

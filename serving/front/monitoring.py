@@ -3,6 +3,7 @@
 
 import os
 from collections.abc import Iterable, Mapping
+from itertools import chain
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry
@@ -88,13 +89,17 @@ class Monitoring:
             ours = CollectorRegistry()
             MultiProcessCollector(ours)
         table = self.registry.table.look()
-        families: list[Metric] = [
+        counted = list(ours.collect())
+        families = [
+            *counted,
             _gauge("in_flight", "Requests in flight in the Flask app", in_flight),
             _gauge("triton_up", "Whether Triton gave its metrics", is_up),
             *_of_processes(read_status(self.status_file)),
             *_of_models(table),
         ]
-        return generate_latest(ours) + generate_latest(_Families(families)) + triton
+        if table.policy == ON_DEMAND.name:
+            families.append(_hits(counted))
+        return generate_latest(_Families(families)) + triton
 
 
 def _gauge(name: str, text: str, value: float) -> GaugeMetricFamily:
@@ -118,16 +123,30 @@ def _of_models(table: Models) -> list[Metric]:
     )
     for name, times in sorted(table.deaths.items())[:MOST_MODELS]:
         crashes.add_metric([name], times)
-    loading = sum(entry.state in (ADDING, LOADING) for entry in table.entries.values())
+    loading = {name for name, entry in table.entries.items() if entry.state in (ADDING, LOADING)}
     families: list[Metric] = [
         crashes,
-        _gauge("models_loading", "Models that are being loaded", loading),
+        _gauge("models_loading", "Models that are being loaded", len(loading | {*table.loading})),
     ]
     if table.policy == ON_DEMAND.name:
         for name, text in ON_DEMAND_COUNTS.items():
             count = table.counts.get(name, 0)
             families.append(CounterMetricFamily(f"serve_on_demand_{name}", text, value=count))
     return families
+
+
+def _hits(counted: Iterable[Metric]) -> Metric:
+    """Return a counter of the requests that found their model loaded. It is the number of requests
+    that a model answered, less those that waited for it, so counting a request takes no longer."""
+    hits = 0.0
+    for sample in chain.from_iterable(metric.samples for metric in counted):
+        if sample.labels.get("model"):
+            if sample.name == "serve_request_seconds_count":
+                hits += sample.value
+            elif sample.name == "serve_stage_seconds_count" and sample.labels["stage"] == "load":
+                hits -= sample.value
+    text = "Requests whose model was loaded already"
+    return CounterMetricFamily("serve_on_demand_hits", text, value=hits)
 
 
 class _Families(list[Metric], Collector):

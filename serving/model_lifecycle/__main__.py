@@ -63,8 +63,8 @@ class Handler(BaseHTTPRequestHandler):
     timeout = 10.0
 
     def do_GET(self) -> None:
-        names = self.server.policy.known() if self.path == "/known" else []
-        self._reply(200, {"names": names})
+        known = self.server.policy.known() if self.path == "/known" else {}
+        self._reply(200, known)
 
     def do_POST(self) -> None:
         policy = self.server.policy

@@ -12,7 +12,6 @@ the call begins just as the unload does, the unload waits for the call.
 
 import logging
 import math
-import random
 import threading
 import time
 from collections import deque
@@ -64,6 +63,7 @@ AWAY_SECONDS = 3.0
 # failure, up to FAILED_MOST.
 FAILED_SECONDS, INTERRUPTED_SECONDS, FAILED_MOST = 30.0, 2.0, 600.0
 BUSY_SECONDS = 1.0  # a load that failed for lack of free memory may be tried again after this time
+UNCHANGED_SECONDS = 1.0  # a rejected model that has not changed is not looked up again in this time
 MOST_REJECTED = 100
 IDLE_SECONDS = 1.0  # a model is not evicted if it was used within this time
 # If a model is loaded again within this time after its eviction, it was evicted too early. If a
@@ -81,7 +81,7 @@ class LookUps:
         self._seconds = seconds
         self._turns = threading.Semaphore(LOOK_UPS_AT_ONCE)
         self._times = deque([-math.inf] * most, most)
-        # For each name that was not found: when it may be looked up again, and the arguments with
+        # For each name that is refused: when it may be looked up again, and the arguments with
         # which `rebuilt` makes the same error again until then.
         self._refused: dict[str, tuple[float, dict[str, Any]]] = {}
 
@@ -108,9 +108,13 @@ class LookUps:
             error, seconds = err, AWAY_SECONDS
         finally:
             self._turns.release()
-        with self._lock:
-            keep_last(self._refused, name, (time.monotonic() + seconds, error.facts()))
+        self.refuse(name, error, time.monotonic() + seconds)
         raise error
+
+    def refuse(self, name: str, error: ServingError, until: float) -> None:
+        """Raise `error` if the name is looked up before `until` (time.monotonic)."""
+        with self._lock:
+            keep_last(self._refused, name, (until, error.facts()))
 
 
 def unknown(name: str) -> ModelNotFound:
@@ -140,16 +144,16 @@ class OnDemand(OnPost):
         self._evicted: dict[str, float] = {}  # maps models to the times of their last evictions
         self._last_needs: deque[int] = deque(maxlen=10)  # how many bytes the last loads needed
         self._last_shortage = -math.inf  # when a load last had to evict models
+        self._publish_loading()
 
     def want(self, name: str) -> None:
         """Begin to load a model, unless it is loaded or being loaded. Raise ModelNotFound or
-        ModelNotReady or, if the model's last load failed a short while ago, the error of that
-        load."""
+        ModelNotReady or, if the model's last load failed a short while ago and the model has not
+        changed since, the error of that load."""
         if name in self._loading or self.manager.get(name):
             return
         found = self._look_ups.find(name)
-        if rejection := self.manager.models().rejection(name):
-            raise rejection
+        self._check_rejection(found)
         with self._lock:
             if name in self._loading:
                 return
@@ -159,23 +163,23 @@ class OnDemand(OnPost):
                 )
             self._loading[name] = math.inf
             self._waiting.append(found)
+        self._publish_loading()
         self._begin_loads()
 
-    def known(self) -> list[str]:
+    def known(self) -> dict[str, int | None]:
         try:
-            return self._source.names()
+            return self._source.sizes()
         except Unreachable as err:
             log.error("the models that are not loaded cannot be listed: %s", err)
-            return []
+            return {}
 
     def step(self) -> None:
-        """Begin the loads that wait, keep memory free, and check whether a rejected model has
-        changed. Begin to load those models in SERVE_LOAD_MODELS that are not loaded. If some of
-        these cannot be loaded, raise the first error."""
+        """Begin the loads that wait, and keep memory free. Begin to load those models in
+        SERVE_LOAD_MODELS that are not loaded. If some of these cannot be loaded, raise the first
+        error."""
         super().step()
         self._begin_loads()
         self._keep_free()
-        self._look_at_a_rejection()
         errors = []
         for name in self._kept:
             try:
@@ -191,6 +195,9 @@ class OnDemand(OnPost):
             if self.manager.is_current(entry):
                 self._reject(entry, ModelFailed(entry.name, reason))
                 self.manager.drop(entry)
+
+    def _publish_loading(self) -> None:
+        self.manager.write(lambda models: replace(models, loading=tuple(self._loading)))
 
     def _begin_loads(self) -> None:
         """Begin loads that wait for their turn, until LOADS_AT_ONCE are in progress, not counting
@@ -222,6 +229,7 @@ class OnDemand(OnPost):
         finally:
             with self._lock:
                 del self._loading[found.name]
+            self._publish_loading()
             self._begin_loads()
 
     def _load_now(self, found: Found) -> None:
@@ -418,15 +426,18 @@ class OnDemand(OnPost):
 
         self.manager.write(change)
 
-    def _look_at_a_rejection(self) -> None:
-        """Let a rejected model be loaded again if it has changed. Each call checks one model,
-        chosen at random."""
-        if rejected := [each for each in self.manager.models().rejected if each.is_current()]:
-            ((name, signature),) = random.choice(rejected).folders.items()
-            with suppress(Unreachable):
-                found = self._source.find(name)
-                if found is None or found.signature != signature:
-                    self._keep_rejected(name)
+    def _check_rejection(self, found: Found) -> None:
+        """Raise the error with which this model is rejected. If the model has changed since,
+        remove the rejection."""
+        models = self.manager.models()
+        rejected_as = {found.name: found.signature}
+        ends = [each.until for each in models.rejected if each.folders == rejected_as]
+        if not ends:
+            self._keep_rejected(found.name)
+        elif error := models.rejection(found.name):
+            until = min(*ends, time.monotonic() + UNCHANGED_SECONDS)
+            self._look_ups.refuse(found.name, error, until)
+            raise error
 
     def _folders(self) -> list[Path]:
         return [Path(entry.folder) for entry in self.manager.models().entries.values()]

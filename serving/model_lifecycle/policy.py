@@ -35,9 +35,10 @@ class Policy(ABC):
         """Begin to load a model for which a call waits. Raise a ServingError."""
         raise NotFound(NO_LOADS)
 
-    def known(self) -> list[str]:
-        """Return the names of models that a call could load."""
-        return []
+    def known(self) -> dict[str, int | None]:
+        """Return the names of models that a call could load, each with the size of its archive or
+        folder in bytes, or None if the size is not known."""
+        return {}
 
     def failed(self, entry: Entry, reason: str) -> None:
         """Record that Triton could not load the model, or that it failed on its example. If the

@@ -116,10 +116,14 @@ class Registry:
         want: Callable[[str], None],
     ) -> Entry:
         """Return the model's entry after calling `keep`. If the model is not loaded, have it loaded
-        and wait. Raise ModelNotReady if loading takes longer than the request may wait."""
+        and wait. Raise ModelNotReady if loading takes longer than the request may wait.
+
+        Do not raise the error of a rejected model before the manager was asked, because the model
+        may have changed."""
         while True:
-            with suppress(ModelNotLoaded):
-                return self._kept(keep, name, version)
+            if name in self.table.look().by_target:
+                with suppress(ModelNotLoaded):
+                    return self._kept(keep, name, version)
             keep(name, WAITING)
             with waiting:
                 self._wait(name, want)

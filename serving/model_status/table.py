@@ -125,7 +125,8 @@ class Models:
     """The table of models.
 
     `entries` contains the models, keyed by name. `rejected` lists rejected changes. `checking`
-    names the models whose new folders are being checked. `deaths` counts the processes of each
+    names the models whose new folders are being checked. `loading` names the models that are being
+    fetched, unpacked or loaded on demand, or wait for that. `deaths` counts the processes of each
     model that have died. `server` is tritonserver's process id, and `reloads` counts the reloads
     since tritonserver started. `counts` are the counters of loads on demand. `was_ready` is true
     once all models have answered their examples. `policy` is the name of the policy that loads the
@@ -135,6 +136,7 @@ class Models:
     entries: Mapping[str, Entry] = field(default_factory=dict)
     rejected: tuple[Rejection, ...] = ()
     checking: tuple[str, ...] = ()
+    loading: tuple[str, ...] = ()
     deaths: Mapping[str, int] = field(default_factory=dict)
     server: int = 0
     reloads: int = 0

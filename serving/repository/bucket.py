@@ -25,7 +25,15 @@ from obstore.store import from_url
 from serving.host.files import digest
 from serving.repository.cache import Cache
 from serving.repository.layout import CONFIG
-from serving.repository.source import ARCHIVE, MOST_LISTED, Found, Source, Unreachable, may_be_found
+from serving.repository.source import (
+    ARCHIVE,
+    MOST_LISTED,
+    Found,
+    Source,
+    Unreachable,
+    may_be_found,
+    plain_name,
+)
 from serving.repository.unpacking import BadArchive, unpack
 
 SILENT_SECONDS = 5.0  # a request is sent again if no byte arrives for this long
@@ -36,7 +44,7 @@ CLIENT = {
 RETRIES = {"max_retries": 2, "retry_timeout": timedelta(hours=1)}
 PAGE = 1_000  # objects that one request lists
 MOST_OBJECTS = 10 * PAGE  # the maximum number of objects listed; a model folder must have fewer
-LIST_SECONDS = 30.0  # seconds for which a list of names is used before it is read again
+LIST_SECONDS = 30.0  # seconds for which a list of models is used before it is read again
 PIECE = 2**20  # bytes of an object that are in memory at a time
 # The maximum size of an object's URL in bytes. S3 answers 400 if the key, which is a part of the
 # URL, is longer than that.
@@ -71,7 +79,7 @@ class BucketSource(Source):
         self._url = url.rstrip("/")
         self._silent = timedelta(seconds=silent_seconds)
         self._bucket_exists = False
-        self._names: list[str] = []
+        self._sizes: dict[str, int | None] = {}
         self._listed = -LIST_SECONDS
 
     @cached_property
@@ -91,20 +99,25 @@ class BucketSource(Source):
                 return Found(name, url + ARCHIVE, _signature([archive]))
         return None
 
-    def names(self) -> list[str]:
+    def sizes(self) -> dict[str, int | None]:
         now = time.monotonic()
         if now > self._listed + LIST_SECONDS:
             self._listed = now
-            self._names = self._list_names()
-        return self._names
+            self._sizes = self._list_sizes()
+        return self._sizes
 
-    def _list_names(self) -> list[str]:
-        names: set[str] = set()
+    def _list_sizes(self) -> dict[str, int | None]:
         with self._errors():
-            paths = [each["path"] for each in self._objects()]
-        for ending in (ARCHIVE, f"/{CONFIG}"):
-            names |= {path.removesuffix(ending) for path in paths if path.endswith(ending)}
-        return sorted(filter(may_be_found, names))[:MOST_LISTED]
+            objects = {each["path"]: each["size"] for each in self._objects()}
+        archives = {plain_name(path): objects[path] for path in objects if path.endswith(ARCHIVE)}
+        configs = [path for path in objects if path.endswith(f"/{CONFIG}")]
+        folders = {path.removesuffix(f"/{CONFIG}"): 0 for path in configs}
+        for path, size in objects.items():
+            for parent in map(str, PurePosixPath(path).parents):
+                if parent in folders:
+                    folders[parent] += size
+        sizes = {**archives, **folders}
+        return {name: sizes[name] for name in sorted(filter(may_be_found, sizes))[:MOST_LISTED]}
 
     def _check_bucket(self) -> None:
         """Raise obstore's error if there is no bucket. A HEAD request does not say whether the

@@ -52,8 +52,10 @@ class Source(ABC):
         """Return the model called `name`, or None if there is none. Raise Unreachable."""
 
     @abstractmethod
-    def names(self) -> list[str]:
-        """Return the names of the first MOST_LISTED models. Raise Unreachable."""
+    def sizes(self) -> dict[str, int | None]:
+        """Return the names of the first MOST_LISTED models, each with the size of its archive or
+        folder in bytes, or None if the size is not known without reading a folder. Raise
+        Unreachable."""
 
     @abstractmethod
     def write(self, found: Found, folder: Path, take: Callable[[int], None]) -> None:
@@ -124,8 +126,8 @@ class FolderSource(Source):
         unpack(Path(found.url), folder, take)
 
     @_errors()
-    def names(self) -> list[str]:
-        names: list[str] = []
+    def sizes(self) -> dict[str, int | None]:
+        sizes: dict[str, int | None] = {}
         folders = [self.root]
         for folder in islice(folders, MOST_LISTED):  # the loop itself appends to this list
             for path in sorted(folder.iterdir()):
@@ -133,13 +135,13 @@ class FolderSource(Source):
                 if _is_hidden(path.name):
                     continue
                 if name.endswith(ARCHIVE) and path.is_file():
-                    names.append(plain_name(name))
+                    sizes.setdefault(plain_name(name), path.stat().st_size)
                 elif is_name(path.name) and path.is_dir():
                     if is_model(path):
-                        names.append(name)
+                        sizes[name] = None
                     elif not path.is_symlink():  # links could lead in circles
                         folders.append(path)
-        return sorted(set(names))[:MOST_LISTED]
+        return dict(sorted(sizes.items())[:MOST_LISTED])
 
 
 def _state(archive: Path) -> str:

@@ -3,7 +3,9 @@ almost no time, so that the measurements show the cost of the front."""
 
 import json
 import shutil
+import tarfile
 from collections.abc import Iterable
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +51,15 @@ def make_models(repository: Path) -> None:
     make_detector(repository / "boxes")
     make_sleeper(repository, "json")  # it has a client that accepts any JSON value
     make_table(repository / "table")
+
+
+def make_archive_bomb(repository: Path, megabytes: int) -> None:
+    """Write the archive `bomb`, whose files of a megabyte are empty when compressed."""
+    with tarfile.open(repository / "bomb.tar.gz", "w:gz", compresslevel=1) as tar:
+        for number in range(megabytes):
+            member = tarfile.TarInfo(f"bomb/1/{number}")
+            member.size = 2**20
+            tar.addfile(member, BytesIO(bytes(member.size)))
 
 
 def make_text_models(repository: Path, names: Iterable[str]) -> None:

@@ -4,6 +4,7 @@ new hostile request is a row here, and a new hostile image file is a row in
 tests/support/hostile_images.py. Nothing else in tests/ sends hostile requests."""
 
 import gzip
+import itertools
 import json
 from base64 import b64encode
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from serving.bodies.kserve import BINARY_TYPE
 from serving.headers import CSV, JSON_LINES, JSON_TYPE, LIBSVM, NPY_TYPE
 from tests.bodies.echo import LARGEST, ONE, many, npy_file, tensor
 from tests.support.harness import encoded, npy
+from tests.support.harness import tensor as numbers
 from tests.support.hostile_images import REFUSED, png
 
 # Rows that may get 504 are sent to a server with this time limit. The front may use an eighth of
@@ -52,16 +54,28 @@ class Hostile:
     seconds: float = PROCESSOR_SECONDS
     method: str = "POST"
     path: str = "/invocations"
+    names: int = 0  # if not 0, the callers send this many requests, each for another model
 
     def sent(self, url: str, timeout: float) -> Callable[[], requests.Response]:
         """Return a function that sends the request. The body is created only once."""
         data = gzip.compress(self.body()) if self.is_packed else self.body()
         headers = {"Content-Type": self.kind, **self.headers}
         headers |= {"Content-Encoding": "gzip"} if self.is_packed else {}
-        params = {"model_name": self.model, **self.parameters} if self.model else self.parameters
-        return lambda: requests.request(
-            self.method, url + self.path, params=params, data=data, headers=headers, timeout=timeout
-        )
+        numbers = itertools.count()
+
+        def send() -> requests.Response:
+            name = f"{self.model}{next(numbers)}" if self.names else self.model
+            params = {"model_name": name, **self.parameters} if name else self.parameters
+            return requests.request(
+                self.method,
+                url + self.path,
+                params=params,
+                data=data,
+                headers=headers,
+                timeout=timeout,
+            )
+
+        return send
 
 
 def text(of: str, length: int) -> str:
@@ -471,3 +485,37 @@ APIS: dict[str, Hostile] = {
     "a million rows of LibSVM": Hostile("table", lambda: b"0:1\n" * 10**6, (413,), LIBSVM[0]),
 }
 ROWS = {**BODIES, **TIME, **ROOM, **IMAGES, **APIS}
+
+
+def named(name: str, statuses: tuple[int, ...] = (404,), **fields: Any) -> Hostile:
+    """Return a row whose body names a model that may not be loaded yet."""
+    return Hostile(
+        "",
+        lambda: json.dumps({"model_name": name, "inputs": [numbers([2.0])]}).encode(),
+        statuses,
+        megabytes=MEGABYTES_OF_A_BODY,
+        **fields,
+    )
+
+
+# Rows for a server in on-demand mode. They are not in ROWS, because other servers serve no models
+# on demand.
+UNPACKED_MEGABYTES = 50  # the server's limit for all unpacked archives
+BOMB = 20 * UNPACKED_MEGABYTES  # megabytes of the unpacked archive `bomb`
+ON_DEMAND: dict[str, Hostile] = {
+    "a name of 24 MB": named("n" * 24_000_000),
+    "a name that is too long for a file": named("n" * 256),
+    "a name of a million folders": named("n/" * 1_000_000 + "n"),
+    "a name outside of the repository": named("../" * 10 + "etc"),
+    "a name with .. in the middle": named("resnet/../../models/resnet"),
+    "an encoded path outside of the repository": Hostile(
+        "", lambda: b"{}", (400,), path="/models/..%2F..%2Fetc/invoke"
+    ),
+    "a name with odd characters": named("$(touch x)\0\n\r\u202e%2e%2e\\"),
+    "a name with half a character": named("\ud800", (400,)),
+    # more names than the manager remembers
+    "5,000 names that do not exist": Hostile(
+        "absent", lambda: b"{}", (404, 503), callers=8, seconds=10 * PATIENT_SECONDS, names=5_000
+    ),
+    "an archive that becomes too large": named("bomb", (503,), callers=40),
+}

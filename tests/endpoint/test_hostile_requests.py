@@ -4,6 +4,7 @@ stay below a limit. Rows that are limited by time are sent to a server with a sh
 front may use a share of it, so such a row shows within seconds that it is limited."""
 
 import json
+import shutil
 import socket
 import threading
 from base64 import b64encode
@@ -23,22 +24,26 @@ from PIL import Image
 from serving.bodies.kserve import BINARY_TYPE, HEADER_LENGTH
 from serving.headers import JSON_TYPE
 from serving.host.machine import memory_limit
-from tests.endpoint.hostile_models import make_models
+from tests.endpoint.hostile_models import make_archive_bomb, make_models
 from tests.endpoint.hostile_requests import (
+    BOMB,
     DEADLINE,
     MEGABYTES,
+    ON_DEMAND,
     ROOM,
     ROWS,
+    UNPACKED_MEGABYTES,
     Hostile,
     noise,
     repeated,
 )
-from tests.support.harness import PATIENCE, Server, encoded, module_server, tensor, wait_until
+from tests.support.harness import PATIENCE, ROOT, Server, encoded, module_server, tensor, wait_until
 
 pytestmark = pytest.mark.stack
 
 REPLY_SECONDS = 60 + 2  # the default deadline and two seconds more
 HURRIED_REPLY_SECONDS = DEADLINE + 20  # a busy machine may notice the deadline late
+RESNET = ROOT / "model_repository/resnet"
 RAW = f"{BINARY_TYPE};json-header-size=0"
 CROWD = 32  # number of callers that send all rows
 CROWD_MEGABYTES = 3_000  # maximum memory of all processes, above their idle memory
@@ -50,6 +55,13 @@ SHARE = 2**30 / memory_limit()
 server = module_server(make_models, SERVE_REQUEST_MEMORY_SHARE=str(SHARE))
 hurried = module_server(
     make_models, SERVE_REQUEST_MEMORY_SHARE=str(SHARE), SERVE_REQUEST_TIMEOUT=str(DEADLINE)
+)
+loads_on_demand = module_server(
+    lambda repository: shutil.copytree(RESNET, repository / "resnet"),
+    lambda repository: make_archive_bomb(repository, BOMB),
+    SERVE_MODELS="on-demand",
+    SERVE_UNPACKED_MB=str(UNPACKED_MEGABYTES),
+    SERVE_REQUEST_MEMORY_SHARE=str(SHARE),
 )
 
 
@@ -129,9 +141,9 @@ def hurried_idle(hurried: Server) -> int:
     return idle_memory(hurried)
 
 
-def idle_memory(server: Server) -> int:
-    """Return the memory that the front takes after its first requests."""
-    front = Front(server)
+def idle_memory(server: Server, names: tuple[str, ...] = ("gunicorn",)) -> int:
+    """Return the memory that the processes take after their first requests."""
+    front = Front(server, names)
     assert [front.call() for _ in range(20)] == [200] * 20
     return front.memory()
 
@@ -182,17 +194,29 @@ def test_bound_the_memory_of_a_hostile_request(server: Server, idle: int, name: 
     assert_bounded(server, idle, ROWS[name], REPLY_SECONDS)
 
 
-def assert_bounded(server: Server, idle: int, row: Hostile, seconds: float) -> None:
-    """Send the row. Assert that it is answered within these seconds, costs no more than its limits,
-    and does not delay other callers."""
-    front = Front(server)
+@pytest.mark.parametrize("name", ON_DEMAND)
+def test_bound_the_cost_of_a_hostile_name_in_on_demand_mode(
+    loads_on_demand: Server, name: str
+) -> None:
+    names = ("gunicorn", "manager")
+    idle = idle_memory(loads_on_demand, names)
+    assert_bounded(loads_on_demand, idle, ON_DEMAND[name], REPLY_SECONDS, names)
+    assert not list(loads_on_demand.run_dir.glob("unpacked/*"))
+
+
+def assert_bounded(
+    server: Server, idle: int, row: Hostile, seconds: float, names: tuple[str, ...] = ("gunicorn",)
+) -> None:
+    """Send the row. Assert that it is answered within these seconds, costs the processes of these
+    `names` no more than its limits, and does not delay other callers."""
+    front = Front(server, names)
     send = row.sent(server.url, PATIENCE)
     pids = [server.pid("tritonserver"), *front.pids()]
     before, kept = front.processor(), front.memory()
     with front.watched(), ThreadPoolExecutor(row.callers) as pool:
-        replies = list(pool.map(lambda _: send(), range(row.callers)))
+        replies = list(pool.map(lambda _: send(), range(row.names or row.callers)))
     wait_until(lambda: server.in_work() == 0, "the front has nothing more to do")
-    statuses = sorted(reply.status_code for reply in replies)
+    statuses = Counter(reply.status_code for reply in replies)
     print(f"{(front.peak - kept) / 2**20:.0f} MB, {front.processor() - before:.1f} s, {statuses}")
     for reply in replies:
         check(row, reply)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.model_lifecycle.test_on_demand import answer, call, on_demand, pack
+from tests.model_lifecycle.test_on_demand import answer, call, counted, on_demand, pack
 from tests.support.archives import files_of
 from tests.support.harness import Server, expect_error, wait_until
 from tests.support.object_store import BUCKET, KEY, SECRET, ObjectStore, object_store
@@ -79,6 +79,8 @@ def test_finish_a_fetch_in_which_the_manager_was_killed(
     with ThreadPoolExecutor(1) as threads:
         waiting = threads.submit(call, server, "m6")
         wait_until(lambda: [*unfinished()], "it is being fetched")
+        assert server.get("/models").json()["loading"] == ["m6"]
+        assert counted(server, "serve_models_loading") == 1
         store.fault = lambda _: False
         server.replace("manager")
         assert answer(waiting.result()) == [12.0]

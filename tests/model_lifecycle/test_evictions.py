@@ -101,7 +101,7 @@ class World:
     def load(self, name: str) -> ServingError | None:
         """Load a model as a call would. Return the error with which the call is rejected."""
         self.policy.want(name)
-        wait_until(lambda: name not in self.policy._loading, f"the load of {name} has ended")
+        wait_until(lambda: name not in self.table().loading, f"the load of {name} has ended")
         table = self.table()
         rejected = [replace(each, until=math.inf) for each in table.rejected]
         return replace(table, rejected=tuple(rejected)).rejection(name)
@@ -236,6 +236,14 @@ def test_bound_the_look_ups_of_a_second(world: World) -> None:
         look_ups.find("a")
 
 
+def test_remember_a_bounded_number_of_missing_names(world: World) -> None:
+    look_ups = LookUps(world.policy._source, most=10_000)
+    for number in range(10_000):
+        with pytest.raises(ModelNotFound):
+            look_ups.find(f"absent{number}")
+    assert len(look_ups._refused) == 4096
+
+
 def test_remember_for_a_while_why_a_name_could_not_be_looked_up(world: World) -> None:
     look_ups = LookUps(world.policy._source, most=1, seconds=1000.0)
     world.repository.rename(world.repository.with_name("away"))
@@ -255,13 +263,25 @@ def test_try_a_failed_load_again_later_each_time_or_when_it_changed(world: World
             world.policy.want("a")
         over = replace(rejection, until=time.monotonic())
         world.policy._keep_rejected("a", over)
+        world.policy._look_ups._refused.clear()
     world.triton.error = InvalidRequest("still none")
     world.load("a")
     (world.repository / "a/1/model.onnx").touch()
     world.measure("a", SIZE)
-    world.policy._look_at_a_rejection()
     world.triton.error = None
     assert world.load("a") is None
+    assert world.table().rejected == ()
+
+
+def test_look_up_an_unchanged_rejected_model_only_once_in_a_while(world: World) -> None:
+    world.policy._look_ups = LookUps(world.policy._source, most=2, seconds=1000.0)
+    world.triton.error = InvalidRequest("no such weights")
+    world.load("a")
+    for _ in range(10):
+        with pytest.raises(ModelFailed, match="no such weights"):
+            world.policy.want("a")
+    with pytest.raises(ModelNotReady, match="too many models are looked up"):
+        world.policy.want("b")
 
 
 def test_begin_one_load_for_all_callers(world: World) -> None:
@@ -275,6 +295,7 @@ def test_begin_one_load_for_all_callers(world: World) -> None:
     world.triton.goes_on.set()
     wait_until(lambda: world.ready() == {"a"}, "it is loaded")
     assert world.triton.loads == ["a"]
+    wait_until(lambda: world.table().loading == (), "no load is in progress")
 
 
 def test_begin_another_load_beside_a_slow_one(world: World) -> None:
@@ -284,6 +305,7 @@ def test_begin_another_load_beside_a_slow_one(world: World) -> None:
         world.policy.want(name)
     wait_until(lambda: len(world.triton.loads) == LOADS_AT_ONCE, "as many loads as may begin")
     assert "d" not in world.triton.loads
+    assert set(world.table().loading) == {"kept", "a", "b", "c", "d"}
     world.policy._loading["a"] -= SLOW_SECONDS
     world.policy._begin_loads()
     wait_until(lambda: "d" in world.triton.loads, "another load begins")

@@ -96,10 +96,16 @@ def repository(server: Server) -> Path:
 
 
 def test_load_a_model_by_its_first_call_under_both_of_its_names(server: Server) -> None:
+    hits = counted(server, "serve_on_demand_hits_total")
+    misses = counted(server, "serve_on_demand_misses_total")
     first = call(server, "m1.tar.gz")
     assert answer(first) == [2.0]
     assert first.headers["Server-Timing"].startswith("load;dur=")
+    assert call(server, "m_absent").status_code == 404
+    assert counted(server, "serve_on_demand_hits_total") == hits
+    assert counted(server, "serve_on_demand_misses_total") == misses + 2
     second = call(server, "m1")
+    assert counted(server, "serve_on_demand_hits_total") == hits + 1
     assert answer(second) == [2.0]
     assert "load" not in second.headers["Server-Timing"]
     assert call(server, "m1").json()["model_name"] == "m1"
@@ -166,6 +172,8 @@ def test_refuse_a_folder_outside_of_the_repository(server: Server) -> None:
 def test_answer_a_get_with_404_if_the_model_is_not_loaded(server: Server, repository: Path) -> None:
     pack(repository, 9)
     expect_error(server.get("/models/m9"), 404, "model_not_loaded", "first call")
+    size = (repository / "m9.tar.gz").stat().st_size
+    assert {"name": "m9", "bytes": size} in server.get("/models").json()["not_loaded"]
 
 
 def test_reject_a_broken_archive_until_it_has_changed(server: Server, repository: Path) -> None:
@@ -196,12 +204,15 @@ def test_share_a_load_among_its_callers_and_go_on_after_they_left(
     with ThreadPoolExecutor(CALLERS) as threads:
         calls = [threads.submit(call, server, "held") for _ in range(CALLERS)]
         wait_until((repository / "held/1/held").exists, "it is being loaded")
+        assert "held" in server.get("/models").json()["loading"]
+        assert counted(server, "serve_models_loading") > 0
         assert answer(call(server, "m1")) == [2.0]
         assert "m_absent" not in loaded(server)
         expect_error(call(server, "m_absent"), 404, "model_not_found")
         (repository / "held/1/go").touch()
         assert [answer(each.result()) for each in calls] == [[14.0]] * CALLERS
     wait_until(lambda: server.says("loaded 'held' in", process="manager"), "the load is logged")
+    wait_until(lambda: counted(server, "serve_models_loading") == 0, "no load is in progress")
     assert server.output().count("loaded 'held' in") == 1
 
 

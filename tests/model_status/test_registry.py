@@ -16,13 +16,19 @@ from typing import Any
 import pytest
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from serving.errors import ModelNotLoaded, ModelNotReady, ModelRestarting, VersionNotFound
+from serving.errors import (
+    ModelFailed,
+    ModelNotLoaded,
+    ModelNotReady,
+    ModelRestarting,
+    VersionNotFound,
+)
 from serving.front.admission import Admission, Slot
 from serving.model_status.registry import Registry
 from serving.model_status.served_model import ServedModel
 from serving.model_status.shared_files import Table
 from serving.model_status.states import ADDING, LOADING, READY, RESTARTING, UNLOADING
-from serving.model_status.table import Entry, Models
+from serving.model_status.table import Entry, Models, Rejection
 from serving.settings.table import AT_START, ON_POST
 from serving.triton.connection import BackendDied
 from serving.triton.gateway import TritonGateway
@@ -168,6 +174,19 @@ def test_give_a_waiting_call_the_model_that_replaced_the_old_one(
         assert [ADMISSION.leases.requests(column) for column in (1, 2)] == [0, 1]
         assert [load for load, _, _ in registry._served] == ["another"]
     assert ADMISSION.leases.requests(2) == 0
+
+
+def test_ask_the_manager_for_a_rejected_model_which_may_have_changed(registry: Registry) -> None:
+    rejected = Models(rejected=(Rejection({"warm": "old"}, ["it is broken"]),))
+    loaded = registry.table.look()
+    registry.table.write(rejected)
+    registry._want = lambda name: registry.table.write(loaded)
+    with called(registry, "warm") as served:
+        assert served.name == "warm"
+    registry.table.write(rejected)
+    registry._want = lambda name: None  # the manager does not answer
+    with pytest.raises(ModelFailed, match="it is broken"), called(registry, "warm"):
+        pass
 
 
 def test_answer_404_for_an_archive_that_is_not_loaded(tmp_path: Path) -> None:

@@ -160,7 +160,7 @@ def test_find_a_model_with_an_unusual_name(
     bucket = opened()
     assert (fetch(bucket, name) / "1/model.py").is_file()
     assert (fetch(bucket, f"folder/{name}") / "1/model.py").is_file()
-    assert set(bucket.names()) == {name, f"folder/{name}"}
+    assert bucket.sizes().keys() == {name, f"folder/{name}"}
 
 
 def test_list_models_but_no_hidden_ones(store: ObjectStore, opened: Open, tmp_path: Path) -> None:
@@ -169,9 +169,11 @@ def test_list_models_but_no_hidden_ones(store: ObjectStore, opened: Open, tmp_pa
     put_archive(store, tmp_path, "a")
     store.put("readme.txt", b"x")
     bucket = opened()
-    assert bucket.names() == ["a", "team/net"]
+    archive = store.client.head_object(Bucket=BUCKET, Key="a.tar.gz")["ContentLength"]
+    sizes = {"a": archive, "team/net": len(CONFIG) + len(WEIGHTS)}
+    assert bucket.sizes() == sizes
     store.requests.clear()
-    assert bucket.names() == ["a", "team/net"]
+    assert bucket.sizes() == sizes
     assert store.requests == []
 
 
@@ -179,7 +181,7 @@ def test_bound_the_requests_for_a_bucket_of_many_objects(store: ObjectStore, ope
     for number in range(MOST_OBJECTS + 2 * PAGE):
         store.put_quickly(f"team/m{number}.tar.gz")
     bucket = opened()
-    assert len(bucket.names()) == 1_000
+    assert len(bucket.sizes()) == 1_000
     assert len(store.requests) == MOST_OBJECTS / PAGE
 
 
@@ -252,7 +254,7 @@ def test_fetch_models_from_google_and_azure(
     store.fault = store.list_as_azure
     for scheme in ("gs", "az"):
         bucket = BucketSource(f"{scheme}://{BUCKET}/of", Cache(tmp_path / scheme, 2**30, list))
-        assert bucket.names() == ["a", "net"]
+        assert [*bucket.sizes()] == ["a", "net"]
         assert bucket.find("absent") is None
         assert (fetch(bucket, "net") / "1/model.py").read_bytes() == WEIGHTS
         assert (fetch(bucket, "a") / "1/model.py").read_bytes() == bytes(3)

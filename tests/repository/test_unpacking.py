@@ -79,7 +79,8 @@ def test_list_model_folders_and_archives_by_their_paths(tmp_path: Path) -> None:
     make_tar(tmp_path / ".hidden.tar.gz", weights=1)
     (tmp_path / "circle").symlink_to(tmp_path)
     source = FolderSource(tmp_path, Cache(tmp_path / "unpacked", 0, list))
-    assert source.names() == ["a", "team/b", "team/c"]
+    size = (tmp_path / "team/c.tar.gz").stat().st_size
+    assert source.sizes() == {"a": None, "team/b": None, "team/c": size}
 
 
 def test_keep_nothing_of_an_archive_that_changes_while_it_is_unpacked(
