@@ -76,6 +76,7 @@ def test_merge_requests_into_one_run_and_return_each_its_rows(client: Client) ->
     [
         ([(1, 5), (1, 7), (2, 9), (1, 1), (1, 6)], 4),
         ([(1, 1), (1, LONGEST), (1, 2), (2, LONGEST - 7)], 3),
+        ([(1, 1), (1, LONGEST)], 1),
     ],
 )
 def test_merge_texts_of_any_length(client: Client, sizes: list[tuple[int, int]], most: int) -> None:

@@ -1,6 +1,7 @@
 """Tests the text client: every task with every kind of encoder against transformers' own pipelines,
 its settings and its limits."""
 
+import importlib
 import itertools
 import json
 import shutil
@@ -25,6 +26,7 @@ from clients._text.tokenizer import LONGEST_TOKEN, PORTION
 from clients.base import Model
 from clients.text import TASKS, Client
 from serving.errors import DecodingError, InvalidRequest, PayloadTooLarge, ServingError
+from serving.host.tritonserver import backend_directory
 from serving.repository.model_config import FILLED
 from tests.build_engines.models import exported
 from tests.clients.text_models import (
@@ -702,6 +704,61 @@ def test_compare_an_engine_of_each_task_with_its_reference(task: str, served_wit
     served, _ = served_with(task, **CHANGES.get(task, {}))
     (score,) = compare(served.client.model, served.client, served.infer, served.infer, count=3)
     assert score.value == pytest.approx(1.0)
+
+
+@pytest.fixture
+def batching(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Import the module with which the backends merge requests. It needs a module of Triton's."""
+    monkeypatch.syspath_prepend(backend_directory() / "python")
+    return importlib.import_module("batching")
+
+
+# an instance with this text, for each task that needs more than a text
+INSTANCES: dict[str, Callable[[str], Any]] = {
+    "fill-mask": lambda text: f"[MASK] {text}",
+    "question-answering": lambda text: {"question": "a", "context": text},
+    ZERO_SHOT: lambda text: {"text": text, "candidate_labels": ["a"]},
+    "text-ranking": lambda text: {"query": "a", "documents": [text]},
+}
+# parameters with which a text has as few tokens, or as many, as possible
+SIZES: dict[str, dict[str, Any]] = {
+    ZERO_SHOT: {"hypothesis_template": "{}"},
+    "question-answering": {"max_seq_len": 512},
+}
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_answer_a_text_in_one_run_with_512_tokens_as_alone(
+    task: str, batching: Any, tmp_path: Path
+) -> None:
+    served = serve(tmp_path, task, {**CHANGES.get(task, {}), "max_position_embeddings": 512})
+    client = of_our_backend(served)
+    for each in (served.client, client):  # add no special tokens, so that a word is one token
+        each.tokenizer.tokenizer.post_processor = processors.Sequence([])
+    parameters = client.read_parameters(SIZES.get(task, {}))
+    instances = [[INSTANCES.get(task, str)(text)] for text in ("cat", LONG * 10)]
+    names = {spec.name for spec in client.model.inputs}
+    calls = []
+    for index, instance in enumerate(instances):
+        tensors = client.prepare(instance, parameters)
+        feed = {name: tensors[name] for name in names & tensors.keys()}
+        calls.append(batching.Call(index, feed, client.outputs))
+    shapes = []
+
+    def run(feed: dict[str, Any], _: Any) -> dict[str, Any]:
+        shapes.append(feed["input_ids"].shape)
+        return served.infer(feed)
+
+    by_token = {spec.name for spec in client.model.outputs if spec.shape[0] == -1}
+    dtypes = dict.fromkeys({"input_ids", *FILLED} & names, np.dtype(np.int64))
+    results = batching.run_merged(run, batching.Ragged(dtypes, by_token), calls)
+    (rows, shortest), (more_rows, longest) = (call.feed["input_ids"].shape for call in calls)
+    assert (shortest, longest) == (2 if task in INSTANCES else 1, 512)
+    assert shapes == [(rows + more_rows, longest)]
+    for instance, result in zip(instances, results, strict=True):
+        alone = served.infer(served.client.prepare(instance, parameters))
+        for name in client.outputs:
+            np.testing.assert_allclose(result[name], alone[name], rtol=0, atol=1e-5)
 
 
 CAT = {"candidate_labels": ["cat"]}

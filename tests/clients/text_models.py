@@ -87,7 +87,7 @@ def save_checkpoint(folder: Path, task: str, family: str = "bert", **changes: An
     """Save a small random checkpoint with its tokenizer, as save_pretrained writes them."""
     torch.manual_seed(0)
     name, kind, values = FAMILIES[family]
-    tokenizer = save_tokenizer(folder, kind)
+    tokenizer = save_tokenizer(folder, kind, changes.get("max_position_embeddings", LIMIT))
     special = {
         key: tokenizer.convert_tokens_to_ids(tokenizer.special_tokens_map[key[:-3]])
         for key in SPECIAL
@@ -107,19 +107,20 @@ BERTS = {"unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "pad": "[PAD]", "mask":
 ROBERTAS = {"cls": "<s>", "pad": "<pad>", "sep": "</s>", "unk": "<unk>", "mask": "<mask>"}
 
 
-def save_tokenizer(folder: Path, kind: str) -> Any:
-    """Save and return a tokenizer with the words above, of one of the kinds that encoders use."""
+def save_tokenizer(folder: Path, kind: str, limit: int = LIMIT) -> Any:
+    """Save and return a tokenizer with the words above, of one of the kinds that encoders use. It
+    cuts texts to `limit` tokens."""
     if kind == "pieces":
         vocabulary = {word: index for index, word in enumerate(VOCABULARY)}
         ends = {"bos_token": "[CLS]", "eos_token": "[SEP]"}
-        tokenizer = transformers.BertTokenizer(vocab=vocabulary, model_max_length=LIMIT, **ends)
+        tokenizer = transformers.BertTokenizer(vocab=vocabulary, model_max_length=limit, **ends)
     else:
         marks = BERTS if kind.startswith("albert") else ROBERTAS
         named = {f"{name}_token": token for name, token in marks.items()}
         named |= {"bos_token": marks["cls"], "eos_token": marks["sep"]}
         trained = _trained(kind, marks)
         tokenizer = transformers.PreTrainedTokenizerFast(
-            tokenizer_object=trained, model_max_length=LIMIT, **named
+            tokenizer_object=trained, model_max_length=limit, **named
         )
     tokenizer.save_pretrained(folder)
     return tokenizer

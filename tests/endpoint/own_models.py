@@ -15,8 +15,9 @@ from skl2onnx.common.data_types import FloatTensorType
 from build_engines.request import Request
 from tests.build_engines import trained, yolov5_release
 from tests.build_engines.models import exported, save_classifier, save_constants, save_scale
-from tests.clients.text_models import save_checkpoint
+from tests.clients.text_models import save_checkpoint, save_tokenizer
 from tests.clients.vision_models import images, save_vision
+from tests.support.harness import save_graph
 
 FOLDER = "FOLDER"  # the page's placeholder for a checkpoint's folder
 NAMES = "{0: 'cat', 1: 'dog'}"
@@ -104,6 +105,34 @@ class Total(torch.nn.Module):  # type: ignore[misc, unused-ignore]
 
 def torchscript(folder: Path) -> None:
     torch.jit.script(Total()).save(str(folder / "scorer.pt"))
+
+
+TOKENS = """
+platform: "onnxruntime_onnx"
+max_batch_size: 4
+input { name: "input_ids" data_type: TYPE_INT64 dims: [-1] }
+input { name: "attention_mask" data_type: TYPE_INT64 dims: [-1] }
+input { name: "token_type_ids" data_type: TYPE_INT64 dims: [-1] }
+output { name: "logits" data_type: TYPE_FP32 dims: [-1] }
+parameters { key: "client" value { string_value: "text" } }
+parameters { key: "task" value { string_value: "text-classification" } }
+parameters { key: "pad_to_multiple_of" value { string_value: "8" } }
+"""
+
+
+def make_tokens(folder: Path) -> None:
+    """Make a classifier of texts that requires all inputs, as NVIDIA's backends do. Its scores are
+    the ids, the mask and the types that it gets."""
+    save_graph(
+        """tokens (int64[n, length] input_ids, int64[n, length] attention_mask,
+        int64[n, length] token_type_ids) => (float[n, size] logits) {
+        joined = Concat <axis = 1> (input_ids, attention_mask, token_type_ids)
+        logits = Cast <to = 1> (joined)
+    }""",
+        folder / "1/model.onnx",
+    )
+    (folder / "config.pbtxt").write_text(TOKENS)
+    save_tokenizer(folder / "tokenizer", "pieces")
 
 
 MAKERS: Mapping[str, Callable[[Path], object]] = {

@@ -9,6 +9,8 @@ import subprocess
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import chain
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ from playwright.sync_api import expect
 from build_engines.__main__ import main
 from clients.text import TASKS
 from tests.clients.vision_models import assert_detections, images, pipeline
-from tests.endpoint.own_models import FOLDER, MAKERS, make
+from tests.endpoint.own_models import FOLDER, MAKERS, make, make_tokens
 from tests.page.browser import chromium, opened
 from tests.support.harness import PATIENCE, ROOT, Server, b64, encoded
 from tests.support.readme import CUT, commands
@@ -87,6 +89,7 @@ def server(request: pytest.FixtureRequest, folder: Path) -> Iterator[Server]:
     question = '{"question": "who sat", "context": "the cat sat"}'
     if "answers" in wanted:
         (folder / "repository/answers/example.json").write_text(question)
+    make_tokens(folder / "repository/tokens")
     # in BF16, the answers in a batch would be rounded differently
     own = {"SERVE_PAGE": "true", "SERVE_WORKERS": "1", "SERVE_CPU_ENGINE": "onnxruntime"}
     started = Server(folder, folder / "repository", **own).wait_ready()
@@ -261,6 +264,19 @@ def assert_alike(value: Any, wanted: Any) -> None:
             assert_alike(one, other)
     else:
         assert value == (pytest.approx(wanted, abs=1e-5) if isinstance(wanted, float) else wanted)
+
+
+def test_send_the_mask_and_the_types_if_the_model_requires_them(server: Server) -> None:
+    instances = [{"text": "the cat", "text_pair": "a dog"}, "the sun"]
+    parameters = {"function_to_apply": "none", "top_k": 24}
+    predictions = ask(server, "tokens", {"instances": instances, "parameters": parameters})
+    received = [
+        [each["score"] for each in sorted(prediction["classes"], key=itemgetter("class_id"))]
+        for prediction in predictions
+    ]
+    pair = [2, 5, 7, 3, 6, 8, 3, 0], [1, 1, 1, 1, 1, 1, 1, 0], [0, 0, 0, 0, 1, 1, 1, 0]
+    text = [2, 5, 17, 3, 0, 0, 0, 0], [1, 1, 1, 1, 0, 0, 0, 0], [0] * 8
+    assert received == [list(chain(*pair)), list(chain(*text))]
 
 
 def test_split_more_rows_than_a_batch_into_several_calls(server: Server) -> None:
