@@ -13,12 +13,19 @@ from typing import Any
 
 from clients.base import TensorSpec
 from serving.budget import check_time
-from serving.errors import InvalidRequest, Overloaded, PayloadTooLarge, SessionNotFound
+from serving.errors import (
+    InvalidRequest,
+    Overloaded,
+    PayloadTooLarge,
+    SessionNotFound,
+    TritonUnavailable,
+)
 from serving.model_status.served_model import ServedModel
 from serving.named_value import unknown
 from serving.request import Request
 from serving.request_memory import INPUT, OUTPUT, Reservation, reserve
 from serving.sessions import Session
+from serving.triton.connection import BackendDied
 from serving.triton.gateway import Call, Responses, TritonGateway
 from serving.triton.quirks import NO_ROWS, UNKNOWN_SEQUENCE
 from serving.triton.tensors import InferReply, InferRequest, Parameters, Tensor
@@ -166,6 +173,7 @@ class Run:
 
     def __init__(self, job: Job, gateway: TritonGateway) -> None:
         self.is_cancelled = False
+        self._is_lost = False
         self._job = job
         self._gateway = gateway
         self._in_flight: list[Call | Responses] = []  # contains at most two calls
@@ -201,6 +209,10 @@ class Run:
             if job.session and str(err).endswith(UNKNOWN_SEQUENCE):
                 raise SessionNotFound(job.session.id) from err
             raise
+        except TritonUnavailable as err:
+            if self._is_lost:
+                raise BackendDied("a process of the model died before its last response") from err
+            raise
         finally:
             # Close calls that are still in flight after an error, or because the caller has left.
             # Triton finishes a call anyway if its inputs are in shared memory (Call).
@@ -212,6 +224,14 @@ class Run:
         """Cancel the job in Triton because its caller has disconnected. Safe to call from any
         thread."""
         self.is_cancelled = True
+        for call in tuple(self._in_flight):
+            call.cancel()
+
+    def lose(self) -> None:
+        """End the job with BackendDied, because a process of its model has died. Triton reports
+        this only for calls that the process is executing, not for a stream that waits for its next
+        response. Safe to call from any thread."""
+        self._is_lost = True
         for call in tuple(self._in_flight):
             call.cancel()
 

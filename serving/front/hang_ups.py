@@ -1,51 +1,61 @@
-"""Detects when callers of streams disconnect."""
+"""Detects when callers of streams disconnect, and when processes of their models die."""
 
 import select
 import socket
 import threading
 from collections.abc import Callable
 
+LOOK_SECONDS = 1.0
 ENDED = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
 
 
 class HangUps:
-    """Detects when callers of streams disconnect, so that their requests can be cancelled. The
-    thread that answers such a request cannot detect this while it waits for Triton. So each worker
-    has one thread that watches all of these connections.
+    """Detects when callers of streams disconnect, so that their requests can be cancelled, and
+    calls a function for each stream every LOOK_SECONDS. The thread that answers such a request
+    cannot do this while it waits for Triton. So each worker has one thread for all streams.
 
     Thread-safe. The thread is started at the first use, which must be after gunicorn's fork.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._callbacks: dict[int, Callable[[], None]] = {}
+        # the callback and the check of each connection, keyed by its descriptor
+        self._watched: dict[int, tuple[Callable[[], None], Callable[[], None]]] = {}
         self._epoll: select.epoll | None = None
 
-    def watch(self, connection: socket.socket, callback: Callable[[], None]) -> None:
-        """Call `callback` once if the other side closes the connection. `forget` must be called
-        before this side closes it."""
+    def watch(
+        self,
+        connection: socket.socket,
+        callback: Callable[[], None],
+        check: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Call `callback` once if the other side closes the connection, and `check` regularly.
+        `forget` must be called before this side closes it."""
         with self._lock:
             if self._epoll is None:
                 self._epoll = select.epoll()
                 threading.Thread(
                     target=self._run, args=(self._epoll,), name="hang-ups", daemon=True
                 ).start()
-            self._callbacks[connection.fileno()] = callback
+            self._watched[connection.fileno()] = callback, check
             self._epoll.register(connection.fileno(), ENDED | select.EPOLLONESHOT)
 
     def forget(self, connection: socket.socket | None) -> None:
         """Stop watching a connection, if it is being watched."""
         with self._lock:
-            if connection and self._epoll and self._callbacks.pop(connection.fileno(), None):
+            if connection and self._epoll and self._watched.pop(connection.fileno(), None):
                 self._epoll.unregister(connection.fileno())
 
     def _run(self, epoll: select.epoll) -> None:
         while True:
-            for number, _ in epoll.poll():
-                with self._lock:
-                    callback = self._callbacks.get(number)
-                    if callback and _has_ended(number):
+            events = epoll.poll(LOOK_SECONDS)
+            with self._lock:
+                for number, _ in events:
+                    if number in self._watched and _has_ended(number):
+                        callback, _ = self._watched[number]
                         callback()
+                for _, check in self._watched.values():
+                    check()
 
 
 def _has_ended(number: int) -> bool:

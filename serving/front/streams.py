@@ -45,8 +45,15 @@ def stream_reply(source: Incoming, job: Job) -> Response:
     report = partial(app.registry.report, job.served, began=monotonic())
     run = Run(job, app.gateway)
     results = run.results()
+    deaths = app.registry.deaths(job.served)
+    before = deaths()
+
+    def check() -> None:
+        if deaths() > before:
+            run.lose()
+
     if connection is not None:
-        app.hang_ups.watch(connection, run.cancel)
+        app.hang_ups.watch(connection, run.cancel, check)
     try:
         first, source.version = _first_line(job, results)
     except BaseException as err:

@@ -20,7 +20,7 @@ from typing import Any
 from serving.errors import ServingError, TritonTimeout, TritonUnavailable
 from serving.host.processes import Stubs
 from serving.model_lifecycle.manager import Manager
-from serving.model_status.states import READY, REFUSING, RELOADED, RELOADING, Event
+from serving.model_status.states import READY, REFUSING, RELOADED, RELOADING, UNLOADING, Event
 from serving.model_status.table import Entry
 from serving.triton.quirks import MOST_RELOADS
 
@@ -93,13 +93,12 @@ class Recovery:
                 self._handle(entry, f"process '{stub.instance}' died: {how}", stub.alive)
 
     def _entry(self, name: str) -> Entry | None:
-        """Return the model that Triton knows by this name, or else the archive that contains a part
-        with this name."""
-        models = self._manager.models()
-        archives = (
-            entry for entry in models.entries.values() if entry.target and name in entry.parts
-        )
-        return models.by_triton_name.get(name) or next(archives, None)
+        """Return the model that Triton knows by this name, which may be unloading, or else the
+        archive that contains a part with this name."""
+        entries = self._manager.models().entries.values()
+        own = [entry for entry in entries if entry.triton_name == name]
+        archives = [entry for entry in entries if entry.target and name in entry.parts]
+        return next(iter(own + archives), None)
 
     def _owner(self, names: list[str], details: str) -> Entry | None:
         """Return the model, or the part of an ensemble, whose process has died. `names` are the
@@ -119,8 +118,14 @@ class Recovery:
 
     def _handle(self, entry: Entry, reason: str, began: float) -> None:
         """Handle a crash of a process that was alive at `began`. Ignore the crash if that was
-        before the model was last loaded, because the process then belonged to an earlier load."""
-        if entry.state != READY or began <= entry.began:
+        before the model was last loaded, because the process then belonged to an earlier load. If
+        the model is being unloaded, only count the crash, which ends the streams that the unload
+        waits for."""
+        if began <= entry.began:
+            return
+        if entry.state == UNLOADING:
+            self._manager.count_death(entry.name)
+        if entry.state != READY:
             return
         now = time.monotonic()
         crashes = (*(crash for crash in entry.crashes if crash > now - WINDOW), now)

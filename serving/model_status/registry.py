@@ -159,6 +159,19 @@ class Registry:
             )
         return ModelRestarting(served.name, str(error))
 
+    def deaths(self, served: ServedModel) -> Callable[[], int]:
+        """Return a function that returns how many processes of the model and its parts have died
+        so far."""
+        entries = self.table.look().by_triton_name
+        used = (entries.get(name) for name in (served.name, *served.parts))
+        names = {entry.name for entry in used if entry}
+
+        def count() -> int:
+            deaths = self.table.look().deaths
+            return sum(deaths.get(name, 0) for name in names)
+
+        return count
+
     def index(self) -> dict[str, list[IndexEntry]]:
         """Return Triton's index entries, one per version, keyed by the model name that callers
         use."""

@@ -3,7 +3,9 @@ their end."""
 
 import http.client
 import json
+import os
 import re
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from flask import Flask
 
 from predictor import create_app
 from serving.settings.table import Settings
+from tests.faults.faults import stubs
 from tests.support.harness import Server, expect_error, module_server, wait_until
 from tests.support.streaming_models import make_echo, make_reader, make_summer, make_teller
 
@@ -276,6 +279,18 @@ def test_count_streams_among_the_requests_in_flight(server: Server, tmp_path: Pa
         lambda: ask(server, "teller", {"text_input": "a"}, **LINES).status_code == 200,
         "there is room again",
     )
+
+
+def test_end_a_stream_whose_process_died(server: Server, tmp_path: Path) -> None:
+    waiting = endless(server, tmp_path)
+    (process,) = stubs(server, "teller/1")
+    os.kill(process, signal.SIGKILL)
+    wait_until(
+        lambda: ask(server, "teller", {"text_input": "a"}, **LINES).status_code == 200,
+        "the model answers again",
+    )
+    first, last = map(json.loads, waiting.text.splitlines())
+    assert (first["text_output"], last["code"]) == ("a", "model_restarting")
 
 
 def test_leave_other_bodies_of_generate_stream_unchanged(server: Server) -> None:

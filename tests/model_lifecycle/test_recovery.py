@@ -142,6 +142,13 @@ def test_ignore_a_crash_seen_by_a_call_older_than_the_last_reload(world: World) 
     assert world.triton.loads == ["m"]
 
 
+def test_only_count_a_death_during_an_unload(world: World) -> None:
+    """This ends the streams that the unload waits for."""
+    world.manager.move(world.manager.models().entries["m"], Event.UNLOAD)
+    world.die()
+    assert (world.triton.loads, world.state(), world.deaths()) == ([], UNLOADING, {"m": 1})
+
+
 def test_refuse_only_the_model_that_dies_too_often(world: World) -> None:
     for _ in range(CRASHES_ALLOWED + 1):
         world.die()

@@ -10,6 +10,7 @@ from serving.repository.layout import BUILT_IN_MODELS, LayoutError, final_folder
 from serving.repository.model_config import parse_config, parts_of
 from serving.settings.table import AUTO
 from tests.pid1.test_serve import run
+from tests.support.harness import free_port
 
 pytestmark = pytest.mark.unit
 
@@ -191,7 +192,8 @@ def test_ignore_other_files_and_use_a_named_repository(tmp_path: Path) -> None:
 
 def test_stop_the_start_naming_the_line_of_a_broken_configuration(repository: Path) -> None:
     (repository / "a/config.pbtxt").write_text('backend: "python"\nmax_batchsize: 3')
-    done = run(SERVE_MODEL_REPOSITORY=str(repository), SERVE_HOST="127.0.0.1")
+    local = {"SERVE_HOST": "127.0.0.1", "PORT": str(free_port())}
+    done = run(SERVE_MODEL_REPOSITORY=str(repository), **local)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.count(f"{repository}/a/config.pbtxt") == 1
     assert f"{repository}/b/1 has no model.py" in done.stderr, "other mistakes are named too"
