@@ -372,9 +372,11 @@ def classified(
 ) -> Tensor:
     """Return the `count` classes with the highest scores in each row of an output, as a tensor of
     strings. Its shape is [rows, classes], or [classes] for a model without a batch dimension. The
-    highest score comes first. Equal scores are ordered by index."""
-    rows, *row = tensor.shape if is_batched else (1, *tensor.shape)
-    width = math.prod(row)
+    highest score comes first. Equal scores are ordered by index. `labels` are the names of the
+    classes by index. Raise PayloadTooLarge."""
+    shape = tensor.shape if is_batched else (1, *tensor.shape)
+    rows = shape[0]
+    width = math.prod(shape[1:])
     count = min(count, width)
     check_count(rows * count, MOST_STRINGS, f"classes of output '{tensor.name}'", "ask for fewer")
     sorting = SORTED * rows * width

@@ -50,7 +50,7 @@ class Named(Struct, kw_only=True):
 
 
 class ForClient(Named, kw_only=True, forbid_unknown_fields=True):
-    """A body for a model with a client."""
+    """A body for a model with a client. (Inputs may also be for a model without one.)"""
 
     parameters: JsonObject | None = None
 
@@ -64,7 +64,8 @@ class Instances(ForClient, kw_only=True):
 
 
 class Inputs(ForClient, kw_only=True):
-    """One instance or a list of them, in the format of Hugging Face's toolkit."""
+    """One instance or a list of them, in the format of Hugging Face's toolkit. For a model without
+    a client: nested lists, or {input: nested lists}."""
 
     inputs: Any
 

@@ -135,9 +135,9 @@ def _check_tags(data: bytes, tags: TiffImagePlugin.ImageFileDirectory_v2) -> Non
     an invalid one. Only the first directory of the TIFF `data` is read, because a TIFF with several
     is refused."""
     order = "<" if data.startswith(b"II") else ">"
-    header = "4xL"
-    number = "H"
-    entry = "HHL4x"
+    header = "4xL"  # the offset of the directory
+    number = "H"  # how many entries the directory has
+    entry = "HHL4x"  # a tag, the type of its values, and how many there are
     if BIG_TIFF in data[2:4]:
         header = "8xQ"
         number = "Q"

@@ -208,7 +208,7 @@ def _count_scans(data: bytes) -> int:
     """Return how often the marker of a scan occurs in JPEG data. The scans of an embedded preview
     count too. (This takes a quarter of the time of bytes.count.)"""
     scans = 0
-    for first in (0, 1):
+    for first in (0, 1):  # the marker may be at an even or an odd offset
         count = (len(data) - first) // 2
         pairs = np.frombuffer(data, "<u2", count, first)
         scans += int(np.count_nonzero(pairs == PAIR))

@@ -80,7 +80,7 @@ class RegionUnknown(Exception):
 @dataclass(frozen=True)
 class IndexEntry:
     """One version of a model in Triton's repository index. `state` is READY, LOADING, UNLOADING or
-    UNAVAILABLE."""
+    UNAVAILABLE. If the model was never loaded, everything except its name is ""."""
 
     name: str
     version: str
@@ -89,7 +89,7 @@ class IndexEntry:
 
     @property
     def has_failed(self) -> bool:
-        """Return whether the load failed. A model that was never loaded has an empty reason."""
+        """Return whether the load failed. A model that was unloaded is UNAVAILABLE too."""
         return self.state == "UNAVAILABLE" and self.reason not in ("", "unloaded")
 
 

@@ -183,6 +183,7 @@ class Responses:
         return InferReply.of(message.infer_response)
 
     def _first(self) -> Any:
+        """Send the request again, and wait for the first response."""
         self._call = self._send()
         return next(self._call)
 
