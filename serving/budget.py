@@ -36,8 +36,8 @@ Item = TypeVar("Item")
 # The maximum number of lists, objects and strings in a JSON text. Each takes 60 to 120 bytes as a
 # Python object.
 MOST_JSON_PARTS = 2_000_000
-# The maximum number of instances in a body other than JSON lines. No model answers more of them
-# within a minute.
+# The maximum number of instances in a body that is not answered with lines. No model answers more
+# of them within a minute.
 MOST_INSTANCES = 100_000
 # The maximum number of strings in a tensor. Each takes at least 4 bytes in the body and about 60 as
 # a Python object.
@@ -83,8 +83,8 @@ class Budget:
     body_bytes: int = 25 * 2**20
 
     def check_output(self, size: int) -> None:
-        """Raise PayloadTooLarge if a reply in one piece has more than OUTPUT_FACTOR * `body_bytes`
-        bytes of JSON."""
+        """Raise PayloadTooLarge if a reply in one piece, or a line of a stream, has more than
+        OUTPUT_FACTOR * `body_bytes` bytes."""
         most = OUTPUT_FACTOR * self.body_bytes
         if size > most:
             raise PayloadTooLarge(
@@ -117,9 +117,9 @@ def read_json(data: bytes) -> Any:
 
 
 def admit_json(data: bytes, takes: Callable[[Parts], int] = json_objects) -> Reservation:
-    """Reserve, until the request ends, the memory that a JSON text takes once it is parsed, which
-    `takes` estimates. Raise PayloadTooLarge if the text has too many parts or needs more memory
-    than one request may use, and Overloaded if other requests hold the memory."""
+    """Reserve the memory that a JSON text takes once it is parsed. `takes` estimates it if the text
+    is longer than SMALL_JSON. Raise PayloadTooLarge if the text has too many parts or needs more
+    memory than one request may use, and Overloaded if other requests hold the memory."""
     if len(data) <= SMALL_JSON:
         return reserve(SHORT * len(data), "the JSON of the body")
     parts = json_parts(data)

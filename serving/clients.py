@@ -89,7 +89,8 @@ def source_of(client: ModelClient) -> str:
 
 def client_names() -> list[str]:
     """Return the names of this project's clients, one for each task. These are the modules in
-    clients/, except base.py and the modules that only give a client a second name."""
+    clients/, except base.py, modules that only give a client a second name, and names that begin
+    with an underscore."""
     others = {"base", *clients.FACES}
     modules = (module.name for module in pkgutil.iter_modules(clients.__path__))
     return sorted(name for name in modules if name not in others and name[0] != "_")

@@ -145,7 +145,7 @@ TABLE = {
 
 class ServingError(Exception):
     """An error that a caller sees. Its message is `text` with `args` filled in. TABLE[code]
-    determines its HTTP status and its Retry-After header."""
+    determines its HTTP status and its Retry-After header (ModelRefused sets its own)."""
 
     text: ClassVar[str] = "{}"
     code: ClassVar[str] = "internal_error"

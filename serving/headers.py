@@ -1,4 +1,4 @@
-"""Defines the names of SageMaker's headers, and reads the media type that the Accept header
+"""Defines the names of headers and media types, and reads the media type that the Accept header
 prefers."""
 
 import re
@@ -12,10 +12,10 @@ JSON_TYPE = "application/json"
 CSV = "text/csv"
 NPY_TYPE = "application/x-npy"
 PICTURES = ("image/jpeg", "image/png")
-LIBSVM = ("text/libsvm", "text/x-libsvm")
 # media types of streamed replies
 EVENT_STREAM = "text/event-stream"
 JSON_LINES = "application/jsonlines"
+LIBSVM = ("text/libsvm", "text/x-libsvm")  # media types of bodies only
 
 ATTRIBUTES = "X-Amzn-SageMaker-Custom-Attributes"
 TARGET_MODEL = "X-Amzn-SageMaker-Target-Model"

@@ -101,17 +101,18 @@ class Job:
 
     def answer(self, gateway: TritonGateway) -> Reply:
         """Run the job and return its reply in one piece. The run cannot be cancelled: if the caller
-        disconnects, it continues until it is done or the deadline passes. Raise a ServingError."""
+        disconnects, it continues until it is done or the deadline passes. Raise a ServingError or
+        BackendDied."""
         with closing(Run(self, gateway).results()) as results:
             return self.reply(results)
 
     def message(self, step: Step) -> InferRequest:
         """Return the request to send to Triton.
 
-        Raise InvalidRequest for tensors that the model does not have. Triton does not reject them
-        safely: it cuts names at a NUL character, and its error lists all of the names, which for
-        10,000 names is too long for gRPC. Also raise InvalidRequest for a step without rows,
-        because Triton never answers one (quirks.py).
+        Raise InvalidRequest for an input that is sent twice, and for tensors that the model does
+        not have. Triton does not reject them safely: it cuts names at a NUL character, and its
+        error lists all of the names, which for 10,000 names is too long for gRPC. Also raise
+        InvalidRequest for a step without rows, because Triton never answers one (quirks.py).
         """
         served = self.served
         inputs = [tensor.name for tensor in step.inputs]
@@ -180,7 +181,8 @@ class Run:
         self._reserved = Reservation()  # memory for the call, if the job has not reserved it itself
 
     def results(self) -> Generator[Any, None, None]:
-        """Yield the result of each step or, in a stream, of each response. Raise a ServingError."""
+        """Yield the result of each step or, in a stream, of each response. Raise a ServingError or
+        BackendDied."""
         job = self._job
         parts: list[InferReply] = []  # the replies to the partial steps before this one
         call: Call | Responses | None
@@ -264,8 +266,9 @@ class Run:
         return step, self._in_flight[-1]
 
     def _ahead(self, step: Step) -> tuple[Step, Call | Responses] | None:
-        """Prepare and send the step that follows `step` before `step` is answered. Return None if
-        there is no memory for both; the next step then begins later."""
+        """If the job is pipelined, prepare and send the step that follows `step` before `step` is
+        answered. Return None if there is no such step, or if it must begin later, for example
+        because there is no memory for both."""
         if step.is_last or not self._job.is_pipelined:
             return None
         try:

@@ -23,8 +23,8 @@ def nearest(name: str, choices: Iterable[str]) -> str:
 
 
 def unknown(kind: str, name: str, choices: Iterable[str]) -> str:
-    """Return the error message for an unknown `name`. The message suggests the most similar one of
-    the `choices`, and lists all of them."""
+    """Return the error message for an unknown `name`. The message lists all `choices`, and suggests
+    the most similar one if any is similar."""
     name = name[:100]
     names = sorted(choices)
     meant = f"did you mean '{near}'? " if (near := nearest(name, names)) else ""
@@ -167,8 +167,8 @@ def _split(value: Any) -> list[Any]:
     """Split a text at its commas, or return the items of a list. Raise ValueError if there are too
     many."""
     parts = value
-    if isinstance(value, str) and value.count(",") < MOST_NAMES:
-        parts = [part.strip() for part in value.split(",")]
+    if isinstance(value, str):
+        parts = [part.strip() for part in value.split(",", MOST_NAMES)]  # at most one too many
     if not isinstance(parts, list | tuple) or len(parts) > MOST_NAMES:
         raise ValueError(type(value))
     return list(parts)

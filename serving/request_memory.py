@@ -24,7 +24,7 @@ SHORT = 80  # per byte of a small JSON text
 OBJECT = 200  # per JSON object that msgspec parses
 LIST = 90  # per JSON list
 STRING = 60  # per JSON string, besides its characters
-WIDEST = 7  # per character of non-ASCII text: 4 bytes, and a copy of the text without its escapes
+WIDEST = 7  # per byte of non-ASCII text: 4 bytes, and a copy of the text without its escapes
 KEY = 60  # per key of a JSON object, with its value
 # The numbers in a JSON text take NUMBER each or, if that is less, CACHED each plus DIGIT per byte
 # of the text, because Python caches small integers. Most values in large bodies are numbers.
@@ -59,7 +59,8 @@ KEPT = 2
 
 class Parts(NamedTuple):
     """How many objects, lists and so on a JSON text has, estimated from its punctuation. The counts
-    may be too high, because punctuation inside strings is counted too."""
+    may be too high, because punctuation inside strings is counted too. `is_plain` is true if the
+    text is ASCII without escapes."""
 
     length: int
     objects: int
@@ -67,7 +68,7 @@ class Parts(NamedTuple):
     strings: int
     keys: int
     commas: int
-    is_ascii: bool
+    is_plain: bool
 
 
 def json_parts(data: bytes) -> Parts:
@@ -82,8 +83,8 @@ def json_parts(data: bytes) -> Parts:
             if character in piece:
                 counts[character] += int(np.count_nonzero(values == ord(character)))
     objects, lists, quotes, keys, commas = counts.values()
-    is_ascii = data.isascii() and b"\\" not in data
-    return Parts(len(data), objects, lists, quotes // 2, keys, commas, is_ascii)
+    is_plain = data.isascii() and b"\\" not in data
+    return Parts(len(data), objects, lists, quotes // 2, keys, commas, is_plain)
 
 
 def json_objects(parts: Parts) -> int:
@@ -91,7 +92,7 @@ def json_objects(parts: Parts) -> int:
     short_numbers = CACHED * parts.commas + DIGIT * parts.length
     numbers = min(NUMBER * parts.commas, short_numbers)
     values = OBJECT * parts.objects + LIST * parts.lists + STRING * parts.strings
-    characters = parts.length if parts.is_ascii else WIDEST * parts.length
+    characters = parts.length if parts.is_plain else WIDEST * parts.length
     return values + KEY * parts.keys + numbers + characters
 
 

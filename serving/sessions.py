@@ -62,8 +62,8 @@ class Sequencing:
         return self.id_types <= {"BYTES"}
 
     def new_id(self) -> str:
-        """Return a new random id that is as hard to guess as its datatype allows. The id is never
-        0, because 0 means "no sequence" to Triton."""
+        """Return a new random id, which is hard to guess unless its datatype has only 32 bits. The
+        id is never 0, because 0 means "no sequence" to Triton."""
         if self.id_types == {"BYTES"}:
             return secrets.token_hex(LONGEST_NAME // 2)
         if self.has_names:
@@ -71,8 +71,8 @@ class Sequencing:
         return str(1 + secrets.randbelow(max(1, self.numbers.stop - 1)))
 
     def read_text(self, text: str) -> int | str:
-        """Parse an id that a caller sent in a header. Raise SessionNotFound if new_id cannot have
-        created it, and InvalidRequest if Triton does not accept it."""
+        """Parse an id that a caller sent in a header. Raise InvalidRequest if Triton accepts no
+        such string, and SessionNotFound if the id does not fit the datatypes or is 0."""
         if self.has_names:
             check_id(text)
             if not self._fills(text):
@@ -84,8 +84,9 @@ class Sequencing:
         return number
 
     def _fills(self, sequence_id: str) -> bool:
-        """Return whether an id fills the fixed-size buffer in which Triton passes it to the model.
-        After a shorter id, the model would read leftover memory (quirks.py)."""
+        """Return whether an id fills the fixed-size buffer in which Triton passes it to the model,
+        or no model receives the id. After a shorter id, the model would read leftover memory
+        (quirks.py)."""
         return not self.id_types or len(sequence_id.encode()) == LONGEST_NAME
 
     def read(self, name: str, value: object) -> bool | int | str:

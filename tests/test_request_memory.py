@@ -288,7 +288,7 @@ def test_reserve_what_an_instance_takes(name: str) -> None:
 def test_count_the_parts_of_json_in_pieces() -> None:
     text = b'{"a": [[1, 2], "b"]}' + b" " * (PIECE - 30) + b'{"c": [3, 4], "d": ""}'
     assert json_parts(text) == (len(text), 2, 3, 5, 3, 4, True)
-    assert not json_parts('{"é": 1}'.encode()).is_ascii
+    assert not json_parts('{"é": 1}'.encode()).is_plain
 
 
 def test_reserve_nothing_without_an_account() -> None:

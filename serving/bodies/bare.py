@@ -62,7 +62,7 @@ def tensors_of(
 
 def _input(spec: TensorSpec, data: Any, is_batched: bool) -> schemas.Input:
     """Convert nested lists to a tensor of the same shape. If the lists have one level less than a
-    batch, they become a batch of one row."""
+    batch, they become a batch of one row. Raise InvalidRequest."""
     shape: list[int] = []
     values = [data]
     while list in (types := types_of(values)):
@@ -72,7 +72,7 @@ def _input(spec: TensorSpec, data: Any, is_batched: bool) -> schemas.Input:
                 f"input '{spec.name}': lists next to each other must have the same length, and may "
                 f"be nested at most {MOST_DIMENSIONS} deep"
             )
-        shape += lengths
+        shape += lengths  # it contains one number
         values = flattened(values)
     if not values:
         raise InvalidRequest(f"input '{spec.name}': the list is empty; send a row or more")

@@ -37,8 +37,8 @@ class Item:
     value: Any = None
 
     def open(self, client: ModelClient, limits: Limits) -> Any:
-        """Check the instance without decoding it. Return the object that `load` decodes. Raise
-        DecodingError."""
+        """Check the instance, and return the object that `load` decodes. Raise DecodingError or
+        PayloadTooLarge."""
         if self.raw is not None:
             return client.codec.open(self.raw, limits)
         client.check_keys(self.value)
@@ -74,7 +74,7 @@ class Opened:
 
 
 class Decoder:
-    """Decodes instances. Images are decoded in a pool of `threads` threads.
+    """Decodes instances. If there are several images, a pool of `threads` threads decodes them.
 
     At most `turns` requests decode and preprocess instances at a time. The others wait, because
     they would only contend for the GIL. This limit applies separately to each kind of instance, and
@@ -105,14 +105,14 @@ class Decoder:
     def decode(self, client: ModelClient, opened: Opened) -> list[Any]:
         """Decode the opened items. Raise the error of the first item that is wrong."""
         codec = client.codec
-        loading = zip(opened.items, opened.values, strict=False)
+        pairs = zip(opened.items, opened.values, strict=False)
         loads = [
             partial(item.load, codec, value, index)
-            for index, (item, value) in enumerate(loading, opened.index)
+            for index, (item, value) in enumerate(pairs, opened.index)
         ]
         # a codec's `memory` returns more than 0 only for images
-        large = [value for value in opened.values if codec.memory(value) > 0]
-        if len(large) > 1:
+        images = [value for value in opened.values if codec.memory(value) > 0]
+        if len(images) > 1:
             # copy the context, because it contains the request's time limits (budget.check_time)
             futures = [self._threads.submit(copy_context().run, _timed, load) for load in loads]
             # wait even after an error, because the other threads hold memory until they end

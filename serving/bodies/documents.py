@@ -5,12 +5,12 @@ In flat JSON, such as {"text_input": "…", "max_tokens": 8}, a key that is not 
 is a parameter. If the model has a client, a flat object can also be an instance, such as
 {"text": "…"}, or contain instances in the format of Hugging Face's toolkit: {"inputs": "…"}.
 
-A body is parsed only once, except for large bodies that simdjson cannot read, and texts without a
-media type, which are also parsed to see whether they are JSON (instances.py). Each JSON library has
-its own purpose:
+JSON is parsed only once, except for large bodies that simdjson cannot read, the first JSON line,
+which may name the model (lines.py), and texts, which are parsed to see whether they are JSON
+(reading.py, instances.py). Each JSON library has its own purpose:
 
-- msgspec reads all bodies except large tensors. It checks each shape against a Struct, which is
-  also in /openapi.json, and its errors say where the mistake is.
+- msgspec reads all JSON except large tensors. It checks each shape against a Struct, which is also
+  in /openapi.json, and its errors say where the mistake is.
 - simdjson reads large tensors, because it copies numbers into numpy without creating Python
   objects.
 - orjson writes replies from numpy's arrays.
@@ -52,7 +52,7 @@ from serving.request_memory import json_numbers
 from serving.sessions import SEQUENCE_END
 from serving.triton.tensors import InferReply, Tensor
 
-# the keys of a KServe tensor; an object with none of them is an instance
+# an object in "inputs" with one of these keys is a KServe tensor
 INPUT_KEYS = {"name", "shape", "datatype", "data"}
 MOST_KEYS = 32  # keys of a document of tensors, and of each tensor; KServe defines 4 and 5
 # For JSON of this many bytes or more, simdjson is faster, because it does not create a Python
@@ -105,7 +105,7 @@ class FlatBody:
         {"inputs": …, "parameters": {…}}.
 
         Return None if it is neither, if the model has no client, or if the body `generates` and the
-        object names an input of the model. Raise InvalidRequest.
+        object names an input of the model. Raise InvalidRequest or PayloadTooLarge.
         """
         client = served.client
         names = {spec.name for spec in served.model.inputs}
@@ -201,13 +201,14 @@ class FlatJob(Job):
         with reserve_json(result.outputs, self.request.budget):
             for tensor in result.outputs:
                 values = json_values(tensor)
+                if len(values) == 1:
+                    fields[tensor.name] = values[0]
+                    continue
                 text = io.BytesIO()
                 text.write(b"[")
                 write_items(text, values)
                 text.write(b"]")
                 fields[tensor.name] = orjson.Fragment(text.getvalue())
-                if len(values) == 1:
-                    fields[tensor.name] = values[0]
             fields |= {
                 "model_name": self.served.public_name,
                 "model_version": result.version,
@@ -224,7 +225,7 @@ Shape = Instances | TensorBody | FlatBody
 def read_object(data: bytes, generates: bool = False, stream: str = "") -> Shape:
     """Parse a JSON object, and return it as the kind of body that it represents: Instances,
     TensorBody or FlatBody. `generates` and `stream` are passed on to a FlatBody. Raise
-    InvalidRequest or PayloadTooLarge."""
+    InvalidRequest, DecodingError or PayloadTooLarge."""
     if tensors := _large_tensors(data):
         return TensorBody(tensors, len(data))
     hint = f"; send JSON of one of the shapes {SHAPES}"
@@ -236,7 +237,7 @@ def read_shape(
     document: JsonObject, length: int, generates: bool = False, stream: str = ""
 ) -> Shape:
     """Return a parsed object of `length` bytes as the kind of body that it represents. Raise
-    InvalidRequest."""
+    InvalidRequest, DecodingError or PayloadTooLarge."""
     if _are_tensors(document.get("inputs")):
         return TensorBody(_tensors(document), length)
     for key in KEYS:
@@ -248,7 +249,7 @@ def read_shape(
 def _are_tensors(inputs: Any) -> bool:
     """Return whether `inputs` is a list of KServe's tensors. An empty list and a list of {} count
     as such, so that their errors mention the fields of a tensor. Any other value is an instance, a
-    list of instances, or the value of an input called "inputs" in a flat body."""
+    list of instances, bare tensors, or the value of an input called "inputs" in a flat body."""
     return isinstance(inputs, list) and all(map(_is_tensor, inputs))
 
 
@@ -285,7 +286,9 @@ def read_instances(document: JsonObject, key: str) -> Instances:
     shape, make_items = INSTANCES[key]
     body = read(shape, document)
     items = make_items(getattr(body, key), key)
-    return Instances(items, body.parameters or {}, key == "payload", named=body.target())
+    return Instances(
+        items, body.parameters or {}, sample_shape=key == "payload", named=body.target()
+    )
 
 
 def read_binary(
@@ -293,7 +296,7 @@ def read_binary(
 ) -> TensorBody:
     """Read a body that consists of a JSON header and binary data, or of binary data alone.
     `header_length` is the length of the JSON header, and `source` says where it was found. Raise
-    InvalidRequest."""
+    InvalidRequest or PayloadTooLarge."""
     size = whole_number(header_length)
     if size is None or size > len(data):
         raise InvalidRequest(

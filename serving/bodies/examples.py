@@ -23,8 +23,8 @@ from serving.triton.gateway import TritonGateway
 
 
 def try_example(gateway: TritonGateway, decoder: Decoder, served: ServedModel) -> None:
-    """Send the model its example. Raise a ServingError if it does not answer. Do nothing if the
-    model has no client, because then it has no example."""
+    """Send the model its example. Raise a ServingError or BackendDied if it does not answer. Do
+    nothing if the model has no client."""
     if not served.client and not served.client_error:
         return
     instances = Instances([Item("example", raw=served.example())])
@@ -55,7 +55,7 @@ def ask_example(gateway: TritonGateway, decoder: Decoder, served: ServedModel) -
 
 def _failure_location(cause: BaseException | None) -> str:
     """Return a message that says which exception a client's code raised, and in which line. Return
-    "" if the exception came from Triton."""
+    "" if there is no exception, or if it came from Triton."""
     if cause is None or type(cause).__module__.startswith("grpc"):
         return ""
     last = traceback.extract_tb(cause.__traceback__)[-1]

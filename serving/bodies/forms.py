@@ -35,9 +35,9 @@ class TextOrForm:
     """A text or a form, whose meaning depends on the model:
 
     - For a model of tables, it is CSV or JSON, or a form whose only file is CSV or JSON.
-    - For a model of texts, it is a text, or a form with a text in each file.
-    - For any model, it can be a form whose fields are the keys of an instance, such as `text`. The
-      other fields are parameters.
+    - For any other model, it is one instance, or a form with an instance in each file.
+    - It can also be a form whose fields are the keys of an instance, such as `text`, and
+      parameters, unless the client allows any keys.
     """
 
     items: list[Item]

@@ -59,7 +59,7 @@ FORMS = {
     "zero-shot-classification": Form("classes", CLASS),
 }
 # default parameters of the pipelines that differ from ours, keyed by task
-SET = {"token-classification": {"aggregation_strategy": "simple"}}
+DEFAULTS = {"token-classification": {"aggregation_strategy": "simple"}}
 OURS = {"threshold": "confidence"}  # maps the pipelines' names of parameters to ours
 OF_EMBEDDINGS = ("truncate", "normalize", "dimensions", "prompt_name")
 
@@ -102,7 +102,7 @@ class Pipeline(ApiBody, kw_only=True):
     def client_parameters(self, client: ModelClient) -> Mapping[str, Any]:
         own = {OURS.get(name, name): value for name, value in (self.parameters or {}).items()}
         of_body = {name: getattr(self, name) for name in OF_EMBEDDINGS}
-        return {**SET.get(client.task, {}), **of_body, **own}
+        return {**DEFAULTS.get(client.task, {}), **of_body, **own}
 
     def entries(self, job: ApiJob, result: Predictions) -> list[Any]:
         return formed(job, result)
@@ -186,6 +186,6 @@ class Similarity(ApiBody, kw_only=True):
 
     def entries(self, job: ApiJob, result: Predictions) -> list[Any]:
         vectors = [prediction["embedding"] for prediction in result.predictions]
-        if not result.batch.first:
+        if result.batch.first == 0:  # the first instance is the source
             job.source = vectors.pop(0)
         return [float(job.source @ vector) for vector in vectors]

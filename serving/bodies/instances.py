@@ -7,7 +7,7 @@ memory together. The predictions are in the order of the instances.
 
 import io
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from math import prod
@@ -80,7 +80,7 @@ class Instances:
 
     def _check_not_json(self, client: ModelClient) -> None:
         """Raise InvalidRequest for a raw body without a media type that is a JSON list or string,
-        because it is probably not meant as a text."""
+        because it is probably meant as JSON."""
         raw = self.items[0].raw
         if (
             raw is None
@@ -90,13 +90,15 @@ class Instances:
             return
         if raw[:64].lstrip()[:1] not in (b"[", b'"'):
             return
-        with suppress(ValueError):
+        try:
             read_json(raw)
-            raise InvalidRequest(
-                f"the body is JSON without 'instances': send {{\"instances\": […]}}, each "
-                f"{client.codec.expected}; if it is not meant as JSON, send Content-Type: "
-                f"{client.codec.media_types[0]}"
-            )
+        except ValueError:
+            return
+        raise InvalidRequest(
+            f"the body is JSON without 'instances': send {{\"instances\": […]}}, each "
+            f"{client.codec.expected}; if it is not meant as JSON, send Content-Type: "
+            f"{client.codec.media_types[0]}"
+        )
 
 
 @dataclass
@@ -202,20 +204,20 @@ class InstancesJob(Job):
         not wait for more memory, because requests could then wait for each other forever."""
         most = 1 if self.sequence else self.client.model.max_batch_size or 1
         most = min(most, self._most_rows())
-        with collected() as raw, self.request.timings.stage("decode"):
+        with collected() as for_opening, self.request.timings.stage("decode"):
             # the picture with the results drawn on it is returned at full size
             opened = self.request.decoder.open(
                 self.client, first, self.items[first : first + most], whole=bool(self.picture)
             )
-        memory = opened.memory
-        tensors_of_images = len(opened.values) * self._row_bytes() if memory else 0
+        memory = opened.memory  # 0 unless the instances are images
+        image_tensors = len(opened.values) * self._row_bytes() if memory else 0  # in bytes
         reserved = Reservation()
         try:
-            reserved = self._reserve(memory + tensors_of_images, holds)
+            reserved = self._reserve(memory + image_tensors, holds)
             instances, tensors = self._preprocessed(opened, most)
             kept, size = self._sizes(memory, tensors)
             # Memory for images was reserved before decoding. For other instances, the size is known
-            # only now.
+            # only now. Do not wait for it if the client keeps objects, which take memory meanwhile.
             if memory:
                 reserved.shrink(size)
                 reserved.grow(size, "a batch of its instances")
@@ -223,17 +225,17 @@ class InstancesJob(Job):
                 reserved = self._reserve(size, holds or kept > 0)
         except BaseException:
             reserved.shrink()
-            raw.shrink()
+            for_opening.shrink()
             raise
-        reserved.add(raw)
+        reserved.add(for_opening)
         end = first + len(instances)
         calls = list(_inputs_of_calls(self.client, tensors))
         return Batch(first, end, instances, tensors, calls, memory, reserved)
 
     def _preprocessed(self, opened: Opened, most: int) -> tuple[list[Any], Tensors]:
         """Wait for a turn, and decode and preprocess the opened instances. Return those that fit
-        into one call of at most `most` rows, and their tensors. The other instances are decoded
-        again for the next batch."""
+        into one call of at most `most` rows, but at least one, and their tensors. The other
+        instances are decoded again for the next batch."""
         client = self.client
         request = self.request
         length = client.length(opened.values, self.parameters)
@@ -242,8 +244,8 @@ class InstancesJob(Job):
             with request.timings.stage("decode"):
                 instances = request.decoder.decode(client, opened)
             if len(instances) > 1:  # each may have several rows
-                rows = accumulate(map(client.rows, instances))
-                fitting = sum(count <= most for count in rows)
+                rows_so_far = accumulate(map(client.rows, instances))
+                fitting = sum(rows <= most for rows in rows_so_far)
                 instances = instances[: max(1, fitting)]
             return self._fitting(instances, opened.index)
 
@@ -251,6 +253,7 @@ class InstancesJob(Job):
         """Return the size in bytes of the objects that the client keeps for a batch, and the size
         of the whole batch. Decoding the batch's instances took `memory` bytes."""
         shape, count = _rows(self.client, tensors)
+        # capped, because the sizes of dynamic dimensions are only estimates
         row = min(self._row_bytes(shape), OUTPUT * MOST_OUTPUT)
         kept = TOKEN * prod(shape) * _objects(self.client, tensors)
         return kept, memory // KEPT + count * row + kept
@@ -285,8 +288,7 @@ class InstancesJob(Job):
 
     def _reserve(self, size: int, holds: bool) -> Reservation:
         """Reserve the memory for a batch. If other requests hold the memory, wait for it, or raise
-        Overloaded if this request `holds` memory of another batch. Raise PayloadTooLarge or
-        TooLate."""
+        Overloaded if this request `holds` memory already. Raise PayloadTooLarge or TooLate."""
         while True:
             try:
                 return reserve(size, "a batch of its instances")
@@ -351,10 +353,10 @@ class InstancesJob(Job):
             ]
         if len(arrays) == 1:
             return arrays[0]
-        joined: Tensors = {}
+        all_rows: Tensors = {}
         for name in arrays[0]:
-            joined[name] = np.concatenate([outputs[name] for outputs in arrays])
-        return joined
+            all_rows[name] = np.concatenate([outputs[name] for outputs in arrays])
+        return all_rows
 
     def reply(self, results: Iterator[Predictions]) -> Reply:
         """Return the reply, with the number of truncated instances in a header."""
@@ -475,7 +477,7 @@ def _inputs_of_calls(client: ModelClient, tensors: Tensors) -> Iterator[list[Ten
     names = [spec.name for spec in client.model.inputs if spec.name in tensors]
     rows = max([len(tensors[name]) for name in names], default=0)
     most = client.model.max_batch_size
-    for first in range(0, max(rows, 1), most or 1):
+    for first in range(0, max(rows, 1), most or 1):  # without inputs, there is one call
         index = slice(first, first + most) if most else first
         yield [Tensor.of(name, tensors[name][index]) for name in names]
 

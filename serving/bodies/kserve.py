@@ -87,7 +87,8 @@ class TensorJob(Job):
     """Calls the model once with the tensors of a body."""
 
     def __init__(self, served: ServedModel, request: Request, body: TensorBody) -> None:
-        """Raise InvalidRequest or PayloadTooLarge if the body's parameters are wrong."""
+        """Raise InvalidRequest if the body requests classes of an output that has none, or if a
+        flag or the id of the session is invalid. Raise SessionNotFound."""
         document = body.document
         self.document = document
         self.body = body
@@ -120,7 +121,7 @@ class TensorJob(Job):
 
     def finish(self, step: Step, replies: Sequence[InferReply]) -> InferReply:
         """Return the model's reply, in which outputs are replaced by classes if the body requests
-        classes. Raise InvalidRequest or PayloadTooLarge."""
+        classes. Raise PayloadTooLarge."""
         reply = replies[-1]
         if not self.classes:
             return reply
@@ -231,7 +232,8 @@ def read_inputs(document: schemas.Tensors, binary: bytes | memoryview, length: i
 
 
 def _with_data(entry: schemas.Input, shape: tuple[int, ...]) -> Tensor:
-    """Return the tensor of an input whose values are in the JSON. Raise InvalidRequest."""
+    """Return the tensor of an input whose values are in the JSON. Raise InvalidRequest or
+    PayloadTooLarge."""
     if entry.data is UNSET:
         raise InvalidRequest("it has no data, and no binary_data_size in its parameters")
     flat = flat_array(entry.datatype, entry.data)
@@ -275,14 +277,13 @@ def write_reply(
     binary: Collection[str] = (),
 ) -> bytes:
     """Return the JSON of a KServe v2 reply. For the outputs named in `binary`, it contains the size
-    of the data instead of the data. Raise PayloadTooLarge, before anything is written, if the JSON
-    would be too large."""
+    of the data instead of the data. Raise PayloadTooLarge."""
     document: JsonObject = {"id": own_id} if own_id else {}
     document |= {"model_name": served.public_name, "model_version": reply.version}
     if reply.parameters:
         document["parameters"] = dict(reply.parameters)
     text = io.BytesIO()
-    text.write(orjson.dumps({**document, "outputs": []})[:-2])
+    text.write(orjson.dumps({**document, "outputs": []}).removesuffix(b"]}"))
     with reserve_json([tensor for tensor in reply.outputs if tensor.name not in binary], budget):
         for number, tensor in enumerate(reply.outputs):
             about: JsonObject = {"name": tensor.name, "datatype": tensor.datatype}
@@ -291,7 +292,7 @@ def write_reply(
                 about["parameters"] = {"binary_data_size": len(tensor.data)}
             if number:
                 text.write(b",")
-            text.write(orjson.dumps(about)[:-1])
+            text.write(orjson.dumps(about).removesuffix(b"}"))
             if tensor.name not in binary:
                 text.write(b',"data":[')
                 write_items(text, json_values(tensor))
@@ -353,7 +354,7 @@ def filled(shape: Sequence[int], count: int) -> tuple[int, ...] | None:
 def check_misspelt(keys: Collection[str]) -> None:
     """Raise InvalidRequest if one of the keys of a body of tensors is a misspelt field, or belongs
     to a body of instances. Ignore other unknown keys, as Triton does. Check only the first
-    MOST_OTHERS unknown keys."""
+    MOST_OTHERS unknown keys. Raise PayloadTooLarge if there are more than MOST_NAMED keys."""
     check_count(len(keys), MOST_NAMED, "keys")
     fields = schemas.Tensors.__struct_fields__
     for key in OTHER_BODIES:
@@ -371,9 +372,11 @@ def classified(
 ) -> Tensor:
     """Return the `count` classes with the highest scores in each row of an output, as a tensor of
     strings. Its shape is [rows, classes], or [classes] for a model without a batch dimension. The
-    highest score comes first. Equal scores are ordered by index."""
-    rows, *row = tensor.shape if is_batched else (1, *tensor.shape)
-    width = math.prod(row)
+    highest score comes first. Equal scores are ordered by index. `labels` are the names of the
+    classes by index. Raise PayloadTooLarge."""
+    shape = tensor.shape if is_batched else (1, *tensor.shape)
+    rows = shape[0]
+    width = math.prod(shape[1:])
     count = min(count, width)
     check_count(rows * count, MOST_STRINGS, f"classes of output '{tensor.name}'", "ask for fewer")
     sorting = SORTED * rows * width

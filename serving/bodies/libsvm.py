@@ -36,7 +36,7 @@ class LibsvmItem(Item):
         tokens = TOKEN.finditer(row.partition(b"#")[0])
         for number, token in enumerate(in_time(tokens)):
             index, colon, cell = token[0].partition(b":")
-            if not (number or colon):
+            if number == 0 and not colon:
                 continue  # the first token is the label if it contains no colon
             is_number = index.isdigit() and len(index) <= LONGEST_INDEX
             if not is_number or int(index) >= len(cells):

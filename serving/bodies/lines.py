@@ -45,7 +45,7 @@ log = logging.getLogger(__name__)
 LINES_TYPES = (JSON_LINES, "application/x-jsonlines", "application/x-ndjson")
 # How many batches fill a group. With several, one can be prepared while Triton works on another.
 BATCHES = 4
-# The maximum number of bytes that the values of a group of several lines take. The limit leaves
+# How many bytes of memory the values of a group's lines take when it is full. Smaller groups leave
 # memory for other callers.
 MOST_GROUP = 2**24
 
@@ -118,7 +118,7 @@ class JsonLines:
 
     def _body(self, value: Any, length: int, served: ServedModel) -> Shape:
         """Return the body that the value of a line of `length` bytes represents. If the value does
-        not have the shape of a body, it is an instance. Raise InvalidRequest."""
+        not have the shape of a body, it is an instance. Raise a ServingError."""
         if isinstance(value, dict):
             body = read_shape(value, length, self.generates)
             if not isinstance(body, FlatBody):
@@ -146,7 +146,8 @@ def _check_target(named: Target, served: ServedModel, target: Target) -> None:
 
 class LinesJob(Job):
     """Answers a body of lines, one group after another. Lines are never streamed, and the header
-    Accept is ignored. `version` is a version of the model that has answered a line."""
+    Accept is ignored. `version` is the version of the model that answered last or, before that, the
+    version that the request names."""
 
     def __init__(self, served: ServedModel, request: Request, records: Iterator[Record]) -> None:
         """Raise InvalidRequest if a parameter is wrong, or if the lines belong to a session."""
@@ -155,14 +156,15 @@ class LinesJob(Job):
                 "lines cannot be part of a session: send its requests one by one, as JSON"
             )
         if served.client:
-            client_parameters(served.client, request, {})
+            client_parameters(served.client, request, {})  # only to check the parameters
         super().__init__(served, replace(request, stream="", accept=""))
         self._records = records
         self.version = request.target.version or ""
 
     def answer(self, gateway: TritonGateway) -> Reply:
-        """Return the reply with all lines. Raise InvalidRequest if there is no line, TritonTimeout
-        if the request has no time left, and any error with a status of 503 or above."""
+        """Return the reply with all lines. Raise InvalidRequest if there is no line,
+        PayloadTooLarge if the reply would be too large, TritonTimeout if the request has no time
+        left, and any error with a status of 503 or above."""
         # write into a buffer instead of a list, because orjson allocates 4 kB for each small result
         written = io.BytesIO()
         answer = reserve(0, "the answer")
@@ -223,17 +225,18 @@ class LinesJob(Job):
         return [reply.content + b"\n"]
 
     def _predict(self, gateway: TritonGateway, records: list[Record]) -> list[bytes]:
-        every = [record.body for record in records if isinstance(record.body, Instances)]
-        items = list(chain.from_iterable(instances.items for instances in every))
-        job = InstancesJob(self.served, self.request, Instances(items, every[0].parameters))
+        """Answer records that contain instances as one job, and return their lines."""
+        bodies = [record.body for record in records if isinstance(record.body, Instances)]
+        items = list(chain.from_iterable(body.items for body in bodies))
+        job = InstancesJob(self.served, self.request, Instances(items, bodies[0].parameters))
         results = list(Run(job, gateway).results())
         self.version = results[-1].version
         predictions = chain.from_iterable(result.predictions for result in results)
         lines = []
-        for record, instances in zip(records, every, strict=True):
-            line = as_items(list(islice(predictions, len(instances.items))))
+        for record, body in zip(records, bodies, strict=True):
+            line = as_items(list(islice(predictions, len(body.items))))
             if not record.is_bare:
-                line = document(self.served, line, self.version, instances.sample_shape)
+                line = document(self.served, line, self.version, body.sample_shape)
             lines.append(line + b"\n")
         return lines
 

@@ -76,7 +76,7 @@ def read_npy(data: bytes) -> Array:
 
 def _fills(shape: tuple[int, ...], itemsize: int, size: int) -> bool:
     """Return whether an array of this shape, whose elements take `itemsize` bytes each, takes
-    exactly `size` bytes."""
+    exactly `size` bytes. Return False for most empty arrays, such as one of shape (0, 3)."""
     if len(shape) > MOST_DIMENSIONS or not itemsize:
         return False
     # check each dimension, because NumPy refuses a huge one even if another one is 0
@@ -86,6 +86,8 @@ def _fills(shape: tuple[int, ...], itemsize: int, size: int) -> bool:
 
 
 def _fitted(array: Array, spec: TensorSpec, max_batch_size: int) -> Array:
+    """Convert the array to the input's datatype. If only the batch dimension is missing, add it.
+    Raise InvalidRequest, DecodingError or PayloadTooLarge."""
     dtype = numpy_dtype(spec.datatype)
     if spec.datatype == "BYTES" and array.dtype.kind in "SU":
         check_count(array.size, MOST_STRINGS, "strings")

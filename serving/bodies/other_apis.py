@@ -82,8 +82,8 @@ class ApiJob(InstancesJob):
     def __init__(self, served: ServedModel, request: Request, body: ApiBody) -> None:
         client = served.require_client()
         values = body.client_parameters(client).items()
-        set_ = {name: value for name, value in values if value is not None}
-        super().__init__(served, request, Instances(body.items(client), set_))
+        parameters = {name: value for name, value in values if value is not None}
+        super().__init__(served, request, Instances(body.items(client), parameters))
         self.body = body
         self.tokens = 0
 

@@ -16,8 +16,8 @@ def unpacked(body: bytes, encoding: str, limit: int) -> bytes:
     """Return the decompressed body. If `encoding` is "" or identity, return it unchanged.
 
     Raise UnsupportedMediaType if the encoding is not supported, PayloadTooLarge if the decompressed
-    body has more than `limit` bytes, and InvalidRequest if the data is truncated or does not have
-    this encoding.
+    body has more than `limit` bytes or the body more than MOST_MEMBERS gzip members, and
+    InvalidRequest if the data is truncated, or is in neither of the supported formats.
     """
     name = encoding.strip().lower()
     if name in ("", "identity"):

@@ -1,6 +1,6 @@
 """Determines the kind of a body from its Content-Type and its first bytes.
 
-JSON is recognized by its first byte, because curl and AWS's notebooks send it with any
+A JSON object is recognized by its first byte, because curl and AWS's notebooks send it with any
 Content-Type. A body that was declared as text or CSV counts as JSON only if it has known keys.
 """
 
@@ -56,8 +56,8 @@ def media_type(content_type: str) -> tuple[str, Mapping[str, str]]:
 
 
 def read_body(content_type: str, data: bytes, generates: bool = False, stream: str = "") -> Body:
-    """Parse a body of any kind. `generates` and `stream` are passed on to a FlatBody. Raise
-    InvalidRequest."""
+    """Parse a body of any kind. FlatBody explains `generates` and `stream`. Raise InvalidRequest,
+    DecodingError or PayloadTooLarge."""
     kind, params = media_type(content_type)
     if kind != BINARY_TYPE and BINARY_TYPE in content_type.lower():
         raise InvalidRequest(f"Content-Type must begin with '{BINARY_TYPE}', got '{content_type}'")
@@ -94,7 +94,8 @@ def read_body(content_type: str, data: bytes, generates: bool = False, stream: s
 
 
 def _read_json(data: bytes, generates: bool, stream: str) -> Body:
-    """Parse a body that was sent as JSON. Raise InvalidRequest."""
+    """Parse a body that was sent as JSON. Raise InvalidRequest, DecodingError or
+    PayloadTooLarge."""
     for magic, image in IMAGES.items():
         if data.startswith(magic):
             raise InvalidRequest(

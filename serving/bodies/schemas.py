@@ -9,7 +9,7 @@ tensor or the limit.
 import re
 import threading
 from collections.abc import Mapping
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, get_args, get_type_hints
 
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
@@ -50,7 +50,7 @@ class Named(Struct, kw_only=True):
 
 
 class ForClient(Named, kw_only=True, forbid_unknown_fields=True):
-    """A body for a model with a client."""
+    """A body for a model with a client. (Inputs may also be for a model without one.)"""
 
     parameters: JsonObject | None = None
 
@@ -64,7 +64,8 @@ class Instances(ForClient, kw_only=True):
 
 
 class Inputs(ForClient, kw_only=True):
-    """One instance or a list of them, in the format of Hugging Face's toolkit."""
+    """One instance or a list of them, in the format of Hugging Face's toolkit. For a model without
+    a client: nested lists, or {input: nested lists}."""
 
     inputs: Any
 
@@ -189,8 +190,8 @@ def read(
     shape: type[Type], value: bytes | Mapping[str, Any], subject: str = "the body", hint: str = ""
 ) -> Type:
     """Parse a JSON text, or convert a parsed object, to `shape`, which is a Struct or any other
-    type that msgspec supports. Raise InvalidRequest, whose message begins with `subject` and ends
-    with `hint`, or PayloadTooLarge."""
+    type that msgspec supports. Raise InvalidRequest, whose message begins with `subject` and
+    usually ends with `hint`, or PayloadTooLarge."""
     describe(shape)
     try:
         if isinstance(value, Mapping):
@@ -222,7 +223,8 @@ def _explained(error: msgspec.ValidationError, shape: Any, subject: str) -> str:
     where = f"{subject}, '{location}'" if location else subject
     if field := UNKNOWN_FIELD.fullmatch(message):
         part = location.partition("[")[0]
-        struct = {"inputs": Input, "outputs": Output, "dataframe_split": Frame}.get(part, shape)
+        kind = get_type_hints(shape).get(part, shape)
+        struct = next(iter(get_args(kind)), kind)  # if the part is a list, the type of its items
         problem = unknown("key", field[1], struct.__struct_fields__)
         if issubclass(shape, ForClient):
             problem += " (put a model's parameters into 'parameters')"

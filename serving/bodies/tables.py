@@ -1,7 +1,7 @@
 """Reads CSV, whose rows are instances for a model that accepts rows.
 
-Rows are kept as bytes until they are processed, because the cells take several times as much memory
-as Python objects.
+Rows are kept as bytes until they are processed, because Python objects for their cells take several
+times as much memory.
 """
 
 import io
@@ -49,7 +49,7 @@ class CsvItem(Item):
 class CsvBody:
     """A table in CSV. `header` says whether the first row is a header. If `header` is None, the
     first row counts as a header if it names the model's columns. If `can_be_lines` is true and the
-    caller accepts JSON lines, each row is answered with a line, as batch transform expects."""
+    caller prefers JSON lines, each row is answered with a line, as batch transform expects."""
 
     data: bytes
     header: bool | None = None
@@ -80,8 +80,8 @@ class CsvBody:
         if first is None:
             raise InvalidRequest("the body has no row; send CSV, a line for each row")
         columns = self._columns(client, first)
-        is_only = self.header is None and second is None
-        if is_only and first.lstrip()[:1] == b"0":
+        is_only_row = second is None
+        if self.header is None and is_only_row and first.lstrip()[:1] == b"0":
             columns = None  # do not take a single row such as 0,1,2 for a header
         if columns is None:
             yield CsvItem("", raw=first)
@@ -92,7 +92,7 @@ class CsvBody:
 
     def _columns(self, client: ModelClient, first: bytes) -> Sequence[str] | None:
         """Return the columns that the first row names. Return None if that row is not a header, and
-        () if it is a header whose names do not matter."""
+        () if it is a header whose names do not matter. Raise InvalidRequest or DecodingError."""
         if self.header is False:
             return None
         try:
@@ -125,7 +125,7 @@ def read_csv(data: bytes, header: str) -> CsvBody:
 QUOTED = rb'(?:[^"]++|"")*+"[^,]*+'  # the rest of a cell after its opening quote
 FURTHER = rb'(?:,(?:"(?:[^"]++|"")*+"|(?!"))[^,]*+)*+'  # the cells after the first one
 WHOLE_ROW = re.compile(rb'(?:"%b|(?!")[^,]*+)%b' % (QUOTED, FURTHER))
-ITS_END = re.compile(QUOTED + FURTHER)
+REST_OF_ROW = re.compile(QUOTED + FURTHER)  # from inside a quoted cell of the row's first line
 
 
 def _rows(lines: Iterable[bytes]) -> Iterator[bytes]:
@@ -133,7 +133,7 @@ def _rows(lines: Iterable[bytes]) -> Iterator[bytes]:
     line breaks. Skip empty rows."""
     row = bytearray()
     for line in lines:
-        is_complete = (ITS_END if row else WHOLE_ROW).fullmatch(line)
+        is_complete = (REST_OF_ROW if row else WHOLE_ROW).fullmatch(line)
         row += line
         if is_complete:
             if not row.isspace():

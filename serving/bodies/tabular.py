@@ -40,8 +40,8 @@ def predictions_as_array(predictions: Sequence[Any]) -> Array:
     ]
     try:
         array = np.array(values)
-    except ValueError:  # raised for lists of different lengths
-        array = np.empty(0, np.object_)
+    except ValueError as err:  # raised for lists of different lengths
+        raise NotAcceptable(NOT_ONE) from err
     if array.dtype.kind not in KINDS:
         raise NotAcceptable(NOT_ONE)
     return array
@@ -56,7 +56,7 @@ def joined(arrays: Sequence[Array]) -> Array:
 
 def tensor_reply(served: ServedModel, result: InferReply, kind: str, budget: Budget) -> Reply:
     """Return a reply with the outputs as CSV or as an npy file, depending on the media type `kind`.
-    Raise NotAcceptable."""
+    Raise NotAcceptable or PayloadTooLarge."""
     if kind == CSV:
         return Reply(_tensors_as_csv(result.outputs, budget), CSV, result.version)
     outputs = result.outputs
@@ -75,8 +75,8 @@ def tensor_reply(served: ServedModel, result: InferReply, kind: str, budget: Bud
 
 
 def write_npy(array: Array, budget: Budget) -> bytes:
-    """Return the array as an npy file. Strings are written as bytes, padded to the length of the
-    longest one. Raise PayloadTooLarge."""
+    """Return the array as an npy file. A tensor's strings, which are objects, become bytes that are
+    padded to the length of the longest one. Raise PayloadTooLarge."""
     size = array.nbytes
     if array.dtype == np.object_:
         size = array.size * max(map(len, array.flat), default=0)
@@ -122,7 +122,8 @@ def _rows(tensor: Tensor) -> Iterator[bytes]:
             yield row.getvalue()
 
 
-def _cells(value: Any) -> Iterator[Any]:
+def _cells(value: Any) -> Iterator[str]:
+    """Yield the cells of a prediction, or of a part of it, as text."""
     if isinstance(value, np.ndarray):
         yield from map(str, value.flat)
     elif isinstance(value, dict | list):

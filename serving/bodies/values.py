@@ -67,7 +67,7 @@ COPIES: dict[str, Literal["d", "i", "u"]] = {"f": "d", "i": "i", "u": "u"}
 
 def _copied(data: simdjson.Array, dtype: np.dtype[Any]) -> Array | None:
     """Convert the numbers in a simdjson array, nested or flat, to a flat NumPy array. Return None
-    if one of them does not fit the dtype."""
+    if one of them does not fit the dtype, or if anything in the array is not a number."""
     if dtype.kind not in COPIES:
         return None
     try:
@@ -78,8 +78,8 @@ def _copied(data: simdjson.Array, dtype: np.dtype[Any]) -> Array | None:
 
 
 def fitted(numbers: Array, dtype: np.dtype[Any]) -> Array | None:
-    """Convert the numbers to the dtype. Keep infinity and NaN. Return None if another number does
-    not fit."""
+    """Convert the numbers to the dtype. Return None if one of them does not fit. Infinity and NaN
+    fit any float."""
     try:
         with np.errstate(over="raise"):
             cast = numbers.astype(dtype, copy=False)
@@ -169,9 +169,9 @@ WIDTHS = {
     "UINT32": 11,
     "INT64": 21,
     "UINT64": 21,
-    "FP16": 16,
-    "BF16": 16,
-    "FP32": 16,
+    "FP16": 17,
+    "BF16": 17,
+    "FP32": 17,
     "FP64": 25,
 }
 
@@ -179,10 +179,11 @@ WIDTHS = {
 def reserve_json(tensors: Sequence[Tensor], budget: Budget) -> Reservation:
     """Reserve the memory for writing the tensors as JSON. Raise PayloadTooLarge or Overloaded."""
     budget.check_output(sum(map(_json_length, tensors)))
-    return reserve(sum(map(_written, tensors)), "the JSON of the answer")
+    return reserve(sum(map(_json_memory, tensors)), "the JSON of the answer")
 
 
-def _written(tensor: Tensor) -> int:
+def _json_memory(tensor: Tensor) -> int:
+    """Return how many bytes of memory writing a tensor as JSON takes."""
     if tensor.datatype == "BYTES":
         length = len(tensor.data)
         return tensor_strings(math.prod(tensor.shape), length) + ESCAPED * length
@@ -236,9 +237,9 @@ def check_shape(shape: Sequence[int], length: int) -> tuple[int, ...]:
     return tuple(shape)
 
 
-# The parameters of a request that Triton itself defines. OWN_NUMBERS maps those that are numbers to
-# their maximum values; `timeout` is in microseconds, and `priority` is a level. The only other one
-# is OWN_FLAG. Triton reserves names that begin with OWN_PREFIX.
+# The parameters of a request that Triton itself defines, besides those of sequences. OWN_NUMBERS
+# maps those that are numbers to their maximum values; `timeout` is in microseconds, and `priority`
+# is a level. The only other one is OWN_FLAG. Triton reserves names that begin with OWN_PREFIX.
 OWN_NUMBERS = {"timeout": 10**15, "priority": 2**63 - 1}
 OWN_PREFIX = "triton_"
 OWN_FLAG = "triton_enable_empty_final_response"

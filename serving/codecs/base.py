@@ -15,6 +15,7 @@ from serving.headers import LIBSVM
 from serving.request_memory import BASE64, CELLS, reserve, text
 
 FORM = "multipart/form-data"
+# decodes the URL-safe alphabet, and removes white space
 _URL_SAFE = str.maketrans("-_", "+/", " \t\r\n\v\f")
 csv.field_size_limit(2**31 - 1)  # cells are limited only by the size of the body
 
@@ -29,10 +30,10 @@ class Limits:
 
 
 class Codec(ABC):
-    """Decodes one kind of instance. The methods raise DecodingError.
+    """Decodes one kind of instance. The methods raise DecodingError or PayloadTooLarge.
 
-    An instance is first opened, which is quick and shows how large it is, and then loaded, which
-    takes time and memory.
+    An instance is first opened, which shows how large it is, and then loaded. For an image, opening
+    is quick, and loading takes time and memory. Other instances are decoded when they are opened.
 
     `expected` says in error messages what JSON to send. If that is an object, `part` is the field
     that contains the instance, and `keys` are all the fields that are read (None if any fields are
@@ -76,7 +77,7 @@ class Codec(ABC):
 
 def decode_base64(encoded: str) -> bytes:
     """Decode any base64: URL-safe, without padding, with line breaks, or after a `data:…;base64,`
-    prefix. Raise DecodingError."""
+    prefix. Raise DecodingError or PayloadTooLarge."""
     reserved = reserve(BASE64 * len(encoded), "base64")
     if encoded.startswith("data:") and "," in encoded[:256]:
         encoded = encoded.split(",", 1)[1]

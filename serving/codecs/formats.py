@@ -29,8 +29,8 @@ WHITE_IS_ZERO = 0  # a value of the TIFF tag PhotometricInterpretation
 # that is a single line of 89 million pixels, Pillow would take gigabytes.
 LONGEST_SIDE = 65_500
 
+PLANES = 284  # the TIFF tag PlanarConfiguration
 # the TIFF tags that determine how much libtiff decodes at a time, and with which decoder
-PLANES = 284
 SIZE_TAGS = {
     TiffImagePlugin.COMPRESSION,
     TiffImagePlugin.BITSPERSAMPLE,
@@ -78,7 +78,8 @@ _bound_tags()
 def buffers(image: Image.Image, data: bytes, scans: int, max_image_pixels: int) -> int:
     """Return how many bytes of memory the format's decoder needs besides the decoded image. `data`
     is the file; `scans` is the number of scans in its JPEG data. Raise DecodingError if decoding
-    would take too much work, or if the file has several frames."""
+    would take too much work, if the sizes in a TIFF are ambiguous, or if the file has several
+    frames."""
     pixels = image.width * image.height
     tags = None
     if isinstance(image, TiffImagePlugin.TiffImageFile):
@@ -86,7 +87,7 @@ def buffers(image: Image.Image, data: bytes, scans: int, max_image_pixels: int) 
         _check_tags(data, tags)
         pixels = _pixels_at_once(image, tags)
         if "jpeg" not in str(image.info.get("compression", "")):
-            scans = 0
+            scans = 0  # what was counted is other data that looks like the marker of a scan
     if scans * pixels > SCANS * max_image_pixels:
         raise DecodingError(
             f"the JPEG image has {scans} scans; send it as one that is not progressive"
@@ -97,6 +98,7 @@ def buffers(image: Image.Image, data: bytes, scans: int, max_image_pixels: int) 
     if image.format in ANIMATED and getattr(image, "is_animated", False):
         raise DecodingError(f"the {image.format} image has more than one frame; send one frame")
     # Unless a single scan contains all pixels, libjpeg keeps the coefficients of the whole image.
+    # (For a JPEG with such a scan, Header does not call this function.)
     coefficients = 2 * len(image.getbands()) * pixels if scans else 0
     if tags is not None:
         bits: int = max(tags.get(TiffImagePlugin.BITSPERSAMPLE, (1,)))
@@ -120,7 +122,7 @@ def _pixels_at_once(image: Image.Image, tags: TiffImagePlugin.ImageFileDirectory
 
 
 def is_in_one_scan(image: Image.Image, data: bytes) -> bool:
-    """Return whether a JPEG has all of its pixels in a single scan. Decoding such a JPEG takes much
+    """Return whether the only scan of a JPEG has all of its pixels. Decoding such a JPEG takes much
     less memory. `data` is the file."""
     at = data.find(START_OF_SCAN) + SCAN_COMPONENTS
     components = getattr(image, "layers", 0)
@@ -128,13 +130,14 @@ def is_in_one_scan(image: Image.Image, data: bytes) -> bool:
 
 
 def _check_tags(data: bytes, tags: TiffImagePlugin.ImageFileDirectory_v2) -> None:
-    """Raise DecodingError if libtiff could read other sizes than Pillow, whose sizes have been
-    checked. The two differ because Pillow ignores tags of unknown types, and all tags after an
-    invalid one. `data` is a TIFF with one directory."""
+    """Raise DecodingError if libtiff could read other sizes than Pillow, whose sizes are the ones
+    that we check. The two differ because Pillow ignores tags of unknown types, and all tags after
+    an invalid one. Only the first directory of the TIFF `data` is read, because a TIFF with several
+    is refused."""
     order = "<" if data.startswith(b"II") else ">"
-    header = "4xL"
-    number = "H"
-    entry = "HHL4x"
+    header = "4xL"  # the offset of the directory
+    number = "H"  # how many entries the directory has
+    entry = "HHL4x"  # a tag, the type of its values, and how many there are
     if BIG_TIFF in data[2:4]:
         header = "8xQ"
         number = "Q"
@@ -144,10 +147,10 @@ def _check_tags(data: bytes, tags: TiffImagePlugin.ImageFileDirectory_v2) -> Non
     start += struct.calcsize(order + number)
     entries = data[start : start + count * struct.calcsize(order + entry)]
     seen = set()
-    for tag, kind, values in struct.iter_unpack(order + entry, entries):
+    for tag, kind, value_count in struct.iter_unpack(order + entry, entries):
         if tag not in SIZE_TAGS:
             continue
-        is_one = values == 1 or tag == TiffImagePlugin.BITSPERSAMPLE
+        is_one = value_count == 1 or tag == TiffImagePlugin.BITSPERSAMPLE
         if tag in seen or tag not in tags or kind not in WHOLE_NUMBERS or not is_one:
             raise DecodingError(
                 f"the TIFF image has the tag {tag} twice, or not as one whole number of 16 or 32 "

@@ -26,7 +26,7 @@ from serving.codecs.formats import (
 from serving.errors import DecodingError
 
 Pixels = NDArray[np.uint8]
-# Pillow's other formats start programs or decode on open. Pillow opens MPO files as JPEG.
+# Some of Pillow's other formats start programs or decode on open. Pillow opens MPO files as JPEG.
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
 JPEG = ("JPEG", "MPO")
 CURL = "curl needs --data-binary @file"  # because -d @file removes line ends from the file
@@ -61,9 +61,9 @@ def most_memory(max_image_pixels: int) -> int:
 
 
 class _File(BytesIO):
-    """The bytes of an image file, which can be read only a limited number of times. Without this
-    limit, a malicious header could make Pillow, which is written in Python, read millions of
-    times."""
+    """The bytes of an image file, of which a limited number can be read, in a limited number of
+    reads. Without these limits, a malicious header could make Pillow, which is written in Python,
+    read millions of times."""
 
     reads_left = HEADER_PARTS
     bytes_left = HEADER_BYTES
@@ -115,10 +115,10 @@ class Header:
             ) from err
 
     def _check(self, most_pixels: int) -> None:
-        """Compute the memory that decoding takes besides the pixels. Raise DecodingError if the
-        image is too large."""
+        """Set `buffer` to the bytes of memory that decoding takes besides the pixels. Raise
+        DecodingError if decoding would exceed the limits."""
         image = self.image
-        kind = self.image.format
+        kind = image.format
         sides = f"{image.width}×{image.height}"
         if (count := image.width * image.height) > most_pixels:
             raise DecodingError(
@@ -131,6 +131,7 @@ class Header:
                 "in a JPEG; cut it to pieces"
             )
         scans = _count_scans(self.data) if kind in (*JPEG, "TIFF") else 0
+        # decoders need no buffer for a PNG with one frame or a JPEG with all pixels in one scan
         if kind == "PNG":
             is_plain = not getattr(image, "is_animated", True)
         else:
@@ -149,7 +150,7 @@ class Header:
     def memory(self) -> int:
         """Return how many bytes of memory decoding the image to RGB takes at most."""
         size = self.image.width * self.image.height * PIXEL
-        return size + max(size, self.buffer)
+        return size + max(size, self.buffer)  # besides the image, a buffer or a second image
 
     def rgb(self) -> Image.Image:
         """Decode the image to RGB, apply its EXIF orientation, and blend transparent pixels with
@@ -207,7 +208,7 @@ def _count_scans(data: bytes) -> int:
     """Return how often the marker of a scan occurs in JPEG data. The scans of an embedded preview
     count too. (This takes a quarter of the time of bytes.count.)"""
     scans = 0
-    for first in (0, 1):
+    for first in (0, 1):  # the marker may be at an even or an odd offset
         count = (len(data) - first) // 2
         pairs = np.frombuffer(data, "<u2", count, first)
         scans += int(np.count_nonzero(pairs == PAIR))

@@ -33,8 +33,8 @@ from serving.triton import quirks
 # attempts to connect (grpc.max_reconnect_backoff_ms).
 CONNECT_SECONDS = 0.5
 LOAD_CONNECT_SECONDS = 10.0  # how long a load waits for a connection; SageMaker waits for minutes
-# The time limit of a health check. On a busy machine tritonserver took up to 0.7 s; nginx waits 2 s
-# for /ping.
+# The time limit of a health check, and of most calls other than inferences. On a busy machine,
+# tritonserver took up to 0.7 s for a health check; nginx waits 2 s for /ping.
 PROBE_SECONDS = 1.2
 CHANNEL_OPTIONS = [
     ("grpc.max_send_message_length", -1),
@@ -80,7 +80,7 @@ class RegionUnknown(Exception):
 @dataclass(frozen=True)
 class IndexEntry:
     """One version of a model in Triton's repository index. `state` is READY, LOADING, UNLOADING or
-    UNAVAILABLE."""
+    UNAVAILABLE. If the model was never loaded, everything except its name is ""."""
 
     name: str
     version: str
@@ -89,7 +89,7 @@ class IndexEntry:
 
     @property
     def has_failed(self) -> bool:
-        """Return whether the load failed. A model that was never loaded has an empty reason."""
+        """Return whether the load failed. A model that was unloaded is UNAVAILABLE too."""
         return self.state == "UNAVAILABLE" and self.reason not in ("", "unloaded")
 
 
@@ -121,29 +121,32 @@ class Connection:
         self,
         send: Callable[[], Any],
         again: Callable[[], Any] | None = None,
-        seconds: float = CONNECT_SECONDS,
+        connect_seconds: float = CONNECT_SECONDS,
     ) -> Any:
         """Call `send`, which sends a gRPC call, and return its result. If the call could not be
         sent, wait for a connection, and then call `again` or, if that is None, `send` again."""
         try:
             return send()
         except grpc.RpcError as err:
-            return self.repeat(err, again or send, seconds)
+            return self.repeat(err, again or send, connect_seconds)
 
     def repeat(
-        self, error: grpc.RpcError, again: Callable[[], Any], seconds: float = CONNECT_SECONDS
+        self,
+        error: grpc.RpcError,
+        again: Callable[[], Any],
+        connect_seconds: float = CONNECT_SECONDS,
     ) -> Any:
         """If the call that failed with `error` was not sent, repeat it by calling `again`, and
         return the result. Otherwise raise the translated error.
 
-        First wait up to `seconds` for a connection. After a failed attempt to connect, gRPC pauses,
-        and until its next attempt all calls fail, even if Triton has started meanwhile.
+        First wait up to `connect_seconds` for a connection. After a failed attempt to connect, gRPC
+        pauses, and until its next attempt all calls fail, even if Triton has started meanwhile.
         """
         is_unavailable = error.code() is grpc.StatusCode.UNAVAILABLE
         if not (is_unavailable and str(error.details()).startswith(NOT_CONNECTED)):
             raise translated(error) from error
         with contextlib.suppress(grpc.FutureTimeoutError):
-            grpc.channel_ready_future(self._channel).result(timeout=seconds)
+            grpc.channel_ready_future(self._channel).result(timeout=connect_seconds)
         try:
             return again()
         except grpc.RpcError as err:
@@ -154,12 +157,11 @@ class Connection:
         method: str,
         request: Any,
         timeout: float = PROBE_SECONDS,
-        seconds: float = CONNECT_SECONDS,
+        connect_seconds: float = CONNECT_SECONDS,
     ) -> Any:
         """Call a gRPC method of Triton that is not an inference, and return the reply."""
-        return self.call(
-            partial(getattr(self.stub, method), request, timeout=timeout), seconds=seconds
-        )
+        send = partial(getattr(self.stub, method), request, timeout=timeout)
+        return self.call(send, connect_seconds=connect_seconds)
 
     def metrics(self) -> bytes:
         """Return Triton's metrics in Prometheus' text format. Raise TritonUnavailable or
@@ -192,8 +194,8 @@ class Connection:
         return self._ask("ModelConfig", request, PROBE_SECONDS * 2).config
 
     def unload(self, model: str) -> None:
-        """Make Triton start unloading a model and its parts, and return without waiting. `index`
-        shows when they are unloaded."""
+        """Make Triton start unloading a model and its parts, and return before they are unloaded.
+        `index` shows when they are. If the model is being loaded, wait for that (quirks.py)."""
         request = service_pb2.RepositoryModelUnloadRequest(model_name=model)
         request.parameters["unload_dependents"].bool_param = True
         self._ask("RepositoryModelUnload", request, self.timeout)

@@ -39,7 +39,8 @@ class TritonGateway(Connection):
         self.shared_memory = SharedMemory(shared_prefix, shared_limit, self._register)
 
     def infer(self, request: InferRequest, deadline: Deadline = NEVER) -> "Call":
-        """Return a Call for an inference with one reply. The call has not been sent yet."""
+        """Return a Call for an inference with one reply. It has not been sent yet, but its large
+        inputs are already in shared memory."""
         return Call(self, request, deadline)
 
     def stream(self, request: InferRequest, deadline: Deadline = NEVER) -> "Responses":
@@ -79,6 +80,7 @@ class Call:
             self._regions = gateway.shared_memory.write(request.model, request.inputs)
 
     def send(self) -> None:
+        """Send the call, and do not wait for the answer."""
         self._future = self._begin(self._gateway.stub.ModelInfer.future)
 
     def result(self) -> InferReply:
@@ -108,6 +110,7 @@ class Call:
     close = cancel
 
     def _answer(self) -> Any:
+        """Send the call, if it has not been sent, and wait for the answer."""
         try:
             if self._regions and not self._future:
                 self.send()
@@ -125,6 +128,7 @@ class Call:
         return self._begin(self._gateway.stub.ModelInfer)
 
     def _begin(self, infer: Any) -> Any:
+        """Call `infer`, a function of gRPC's stub that returns either the answer or a future."""
         regions = {name: region.name for name, region in self._regions.items()}
         seconds = self._deadline.left(self._gateway.timeout)
         self._end = monotonic() + seconds
@@ -144,7 +148,7 @@ class Call:
         if self._future:
             future, self._future = self._future, None  # so that `cancel` does not cancel it
             if not future.done():
-                memory.wait(self._request.model, regions)
+                memory.mark_waiting(self._request.model, regions)
             future.add_done_callback(lambda _: memory.give_back(regions))
         else:
             memory.give_back(regions)
@@ -179,6 +183,7 @@ class Responses:
         return InferReply.of(message.infer_response)
 
     def _first(self) -> Any:
+        """Send the request again, and wait for the first response."""
         self._call = self._send()
         return next(self._call)
 

@@ -3,12 +3,12 @@
 Such a file is called a region. It is registered with Triton before its first use, reused for many
 calls, and never unregistered (quirks.py). These methods change the state of a region:
 
-    free           --write------> lent
-    lent           --give_back--> free       Triton has answered, or the call was never sent
-    lent           --wait-------> waiting    the caller has left, and Triton may still read it
-    waiting        --give_back--> free       Triton has answered
-    free           --trim-------> free       its pages are returned to the system
-    any of these   --forget-----> gone       tritonserver was restarted
+    free           --write---------> lent
+    lent           --give_back-----> free       Triton has answered, or the call was never sent
+    lent           --mark_waiting--> waiting    the caller has left, and Triton may still read it
+    waiting        --give_back-----> free       Triton has answered
+    free           --trim----------> free       its pages are returned to the system
+    any of these   --forget--------> gone       tritonserver was restarted
 
 The name of a file is never reused, so that Triton cannot mistake an old region for a new one.
 `serve` removes the files when tritonserver ends.
@@ -51,6 +51,7 @@ class Region:
     waits_for: str = ""
 
     def empty(self) -> None:
+        """Return the memory pages to the system."""
         self.memory.madvise(mmap.MADV_REMOVE)
         self.backed = 0
 
@@ -85,7 +86,7 @@ class SharedMemory:
                 written[tensor.name] = region
         return written
 
-    def wait(self, model: str, regions: Iterable[Region]) -> None:
+    def mark_waiting(self, model: str, regions: Iterable[Region]) -> None:
         """Mark lent regions as waiting, because their caller has left before the model answered."""
         with self._lock:
             for region in regions:
@@ -93,7 +94,7 @@ class SharedMemory:
 
     def give_back(self, regions: Iterable[Region]) -> None:
         """Free the regions for other calls. Call this only once for each `write`: a region that is
-        freed twice could be lent to two calls, which would corrupt each other's answers."""
+        freed twice could be lent to two calls, which would overwrite each other's inputs."""
         with self._lock:
             for region in regions:
                 region.is_free = True
@@ -114,8 +115,8 @@ class SharedMemory:
                     region.empty()
 
     def remove_files(self, pid: int | str = "*") -> None:
-        """Remove the files of the worker `pid`, which has ended. Free their memory pages first,
-        because Triton still has the files mapped."""
+        """Remove the files of the worker `pid`, which has ended, or by default of all workers.
+        Free their memory pages first, because Triton still has the files mapped."""
         for path in FOLDER.glob(f"{self._prefix}-{pid}-*") if self._prefix else ():
             with contextlib.suppress(OSError, ValueError), path.open("r+b") as file:
                 mmap.mmap(file.fileno(), 0).madvise(mmap.MADV_REMOVE)
@@ -133,6 +134,7 @@ class SharedMemory:
         return None
 
     def _reuse(self, size: int) -> Region | None:
+        """Lend the smallest free region that is large enough. Return None if there is none."""
         with self._lock:
             fitting = [region for region in self._regions if region.is_free and region.size >= size]
             if not fitting:
@@ -143,8 +145,10 @@ class SharedMemory:
             return region
 
     def _make(self, size: int) -> Region:
+        """Create a region for `size` bytes, register it with Triton, and lend it. Raise OSError or
+        a ServingError."""
         name = f"{self._prefix}-{os.getpid()}-{secrets.token_hex(8)}"
-        length = 1 << (size - 1).bit_length()
+        length = 1 << (size - 1).bit_length()  # the next power of two, for inputs of similar sizes
         with open(FOLDER / name, "x+b", opener=partial(os.open, mode=0o600)) as file:
             file.truncate(length)
             region = Region(name, length, mmap.mmap(file.fileno(), length))
@@ -163,7 +167,7 @@ class SharedMemory:
 
     def _back(self, region: Region, size: int) -> None:
         """Reserve memory pages for the first `size` bytes of a region. If /dev/shm were full,
-        writing without reserved pages would kill the process (SIGBUS)."""
+        writing without reserved pages would kill the process (SIGBUS). Raise OSError."""
         if size <= region.backed:
             return
         if sum(other.backed for other in self._regions) - region.backed + size > self._limit:

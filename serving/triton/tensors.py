@@ -49,11 +49,10 @@ class Tensor:
 
     @classmethod
     def of(cls, name: str, array: Array, datatype: str = "") -> "Tensor":
-        """Convert an array to a tensor. The array's dtype determines the datatype, except for BF16,
-        which NumPy does not have: pass it as `datatype`."""
-        return cls(
-            name, datatype or np_to_triton_dtype(array.dtype), array.shape, to_raw(array, datatype)
-        )
+        """Convert an array to a tensor. If `datatype` is "", the array's dtype determines it. Only
+        for BF16, which NumPy does not have, are the values converted to `datatype`."""
+        data = to_raw(array, datatype)
+        return cls(name, datatype or np_to_triton_dtype(array.dtype), array.shape, data)
 
     def array(self) -> Array:
         """Return the data as an array whose dtype is numpy_dtype(datatype)."""

@@ -12,8 +12,9 @@ import pytest
 
 from clients.base import Model, TensorSpec
 from clients.table import Client
-from serving.bodies.documents import FlatBody
+from serving.bodies.documents import FlatBody, read_object
 from serving.bodies.forms import TextOrForm
+from serving.bodies.hugging_face import Similarity
 from serving.bodies.instances import Instances
 from serving.bodies.kserve import TensorBody
 from serving.bodies.npy import NpyBody
@@ -75,6 +76,16 @@ def test_check_the_keys_of_an_instance_if_the_client_names_them() -> None:
     assert (raised.value.instance, raised.value.field) == (0, "instances")
     with pytest.raises(InvalidRequest, match="'petals'; did you mean 'petal'"):
         read_body("", b'{"petals": 1}').bind(client_of(1, Flower), Request("id"))
+
+
+def test_list_the_known_keys_of_the_object_with_an_unknown_key() -> None:
+    compared = b'{"inputs": {"source_sentence": "a", "sentences": ["b"], "limit": 1}}'
+    with pytest.raises(InvalidRequest, match="'limit'; known: sentences, source_sentence"):
+        Similarity.of(compared)
+    with pytest.raises(InvalidRequest, match="'limit'; known: columns, data, index"):
+        read_object(b'{"dataframe_split": {"columns": [], "data": [], "limit": 1}}')
+    with pytest.raises(InvalidRequest, match="'limit'; known: data, datatype, name, parameters"):
+        read_object(b'{"inputs": [{"name": "x", "shape": [], "datatype": "BOOL", "limit": 1}]}')
 
 
 def test_do_not_call_the_name_of_an_input_an_unknown_key() -> None:

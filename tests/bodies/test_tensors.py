@@ -1,6 +1,7 @@
 """Tests the conversion of tensors to Triton's format and back. The expected bytes come from
 NumPy."""
 
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,12 @@ from serving.bodies.documents import FlatBody, read_binary, read_object
 from serving.bodies.kserve import TensorBody
 from serving.bodies.npy import NpyBody, read_npy
 from serving.bodies.reading import Body
+from serving.bodies.values import WIDTHS, write_items
 from serving.errors import DecodingError, InvalidRequest
 from serving.job import Step
 from serving.model_status.served_model import ServedModel
 from serving.request import Request
-from serving.triton.tensors import InferReply, Tensor
+from serving.triton.tensors import InferReply, Tensor, numpy_dtype
 from tests.support.harness import npy
 
 pytestmark = pytest.mark.unit
@@ -54,6 +56,16 @@ def test_send_bf16_as_the_upper_half_of_fp32() -> None:
     written = job.reply(iter([reply(tensor)]))
     (output,) = orjson.loads(written.content)["outputs"]
     assert output == {"name": "y", "datatype": "BF16", "shape": [1], "data": [-2.0]}
+
+
+@pytest.mark.parametrize(
+    ("datatype", "number"),
+    [("FP16", -0.0000010728836), ("FP32", -7929156000000.0), ("FP64", -3.5499250995519746e300)],
+)
+def test_know_the_longest_number_of_a_datatype(datatype: str, number: float) -> None:
+    written = io.BytesIO()
+    write_items(written, np.array([number], numpy_dtype(datatype)))
+    assert len(written.getvalue() + b",") == WIDTHS[datatype]
 
 
 @pytest.mark.parametrize("data", [[[1, 2], [3, 4]], [1, [2, [3]], 4], [[[[1], [2]], [[3], [4]]]]])

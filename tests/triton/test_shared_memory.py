@@ -121,7 +121,7 @@ def test_bound_waiting_regions_for_each_model(regions: Regions) -> None:
     regions.memory = SharedMemory(regions.prefix, 2 * MOST_WAITING * MEGABYTE, lambda *_: None)
     lent = regions.memory.write("hangs", inputs)
     assert len(lent) == MOST_WAITING
-    regions.memory.wait("hangs", lent.values())
+    regions.memory.mark_waiting("hangs", lent.values())
     assert regions.memory.write("hangs", inputs[:1]) == {}
     other = regions.memory.write("other", inputs[:1])
     assert other["0"] not in lent.values()
