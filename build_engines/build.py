@@ -78,16 +78,13 @@ def build(
         if engine.precision == "int8" and request.compare and engine.runs_on_cpu:
             _compare_with_fp32(folder, source_sha256, request)
         elif engine.precision == "int8":
-            _say_how_to_compare(model_folder.name)
+            verify = f"verify {model_folder.name} --samples PATH"
+            print(f"INT8 was not compared with fp32; to do so: {verify}", flush=True)
         if request.load:
             load(folder, request)
         before_publishing()
         publish(folder, model_folder)
     return model_folder, True
-
-
-def _say_how_to_compare(name: str) -> None:
-    print(f"INT8 was not compared with fp32; to do so: verify {name} --samples PATH", flush=True)
 
 
 def _compare_with_fp32(folder: Path, source_sha256: str, request: Request) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from build_engines.build_record import digest_of_version, reference_folder
-from build_engines.errors import BuildError, first_line
+from build_engines.errors import BuildError, explained
 from build_engines.families.find_family import family_of
 from build_engines.measures import Measure, cosine
 from build_engines.runners import OnnxFile, Runner, example_feed, row_of, rows_of, runner_of
@@ -144,9 +144,5 @@ def _prepared(client: ModelClient, instance: Any) -> Tensors:
 
 
 def _run(run: Runner, feed: Tensors) -> Tensors:
-    try:
+    with explained("the model fails on a sample"):
         return run(feed)
-    except BuildError:
-        raise
-    except Exception as err:  # ONNX Runtime's exceptions have no common base class
-        raise BuildError(f"the model fails on a sample: {first_line(err)}") from err

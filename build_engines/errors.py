@@ -1,6 +1,7 @@
 """Defines the errors that end a command, and shortens texts for their messages."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import ClassVar
 
 BRIEF = 150  # number of characters after which brief() cuts a text
@@ -18,6 +19,18 @@ class UsageError(BuildError):
     """Raised if the command line is invalid."""
 
     code: ClassVar[int] = 2
+
+
+@contextmanager
+def explained(what: str) -> Iterator[None]:
+    """Turn any exception of a library or of a client in this context into a BuildError that says
+    `what` failed and why. These exceptions have no common base class."""
+    try:
+        yield
+    except BuildError:
+        raise
+    except Exception as err:
+        raise BuildError(f"{what}: {first_line(err)}") from err
 
 
 def brief(err: Exception) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 
 from build_engines.build_record import read_record
 from build_engines.engines.trtexec import this_gpu
-from build_engines.errors import BuildError
+from build_engines.errors import BuildError, explained
 from build_engines.model_spec import MODEL_FILES
 from clients.base import Model, ModelClient
 from serving.clients import make_client
@@ -54,11 +54,9 @@ class StoredModel:
 
 def client_of(model: Model) -> ModelClient | None:
     """Return a model's client, if any. Raise BuildError if it cannot be made."""
-    try:
+    name = model.parameters.get("client", model.name)
+    with explained(f"the client '{name}' cannot be made for this model"):
         return make_client(model)
-    except Exception as err:  # a client's code may raise anything
-        name = model.parameters.get("client", model.name)
-        raise BuildError(f"the client '{name}' cannot be made for this model: {err}") from err
 
 
 def open_model(name: str, repository: Path, config_name: str | None = None) -> StoredModel:

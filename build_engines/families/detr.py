@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from build_engines.errors import BuildError, first_line
+from build_engines.errors import explained
 from build_engines.families.family import CLOSE, Arrays, Family, Head
 from build_engines.families.image_checkpoint import WRITERS
 from build_engines.measures import DETECTIONS, IMAGES
@@ -40,14 +40,10 @@ def _kept_boxes(processor: Any) -> dict[str, str]:
 
     from build_engines.families.image_network import name_of
 
-    try:
-        logits = torch.full((1, 300, 3), 9.0)
-        outputs = SimpleNamespace(logits=logits, pred_boxes=torch.full((1, 300, 4), 0.5))
+    logits = torch.full((1, 300, 3), 9.0)
+    outputs = SimpleNamespace(logits=logits, pred_boxes=torch.full((1, 300, 4), 0.5))
+    with explained(f"{name_of(processor)} does not say which boxes it keeps"):
         (kept,) = processor.post_process_object_detection(outputs, threshold=0.9)
-    except Exception as err:  # each processor raises exceptions of its own
-        raise BuildError(
-            f"{name_of(processor)} does not say which boxes it keeps: {first_line(err)}"
-        ) from err
     count = len(kept["scores"])
     if count == 0:  # the processor uses softmax, which gives each of three equal classes a third
         return {}

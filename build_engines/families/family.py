@@ -144,6 +144,7 @@ class Family:
         return spec
 
     def _check_logits(self, graph: onnx.ModelProto, spec: ModelSpec) -> None:
+        # without this check, the client applied a second softmax and gave wrong answers
         for name in self.logits(spec):
             if onnx_reader.makes_scores(graph, name):
                 raise BuildError(

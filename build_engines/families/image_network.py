@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from transformers import AutoImageProcessor
 
-from build_engines.errors import BuildError, UsageError, first_line
+from build_engines.errors import BuildError, UsageError, explained
 from build_engines.families.family import Family, Head
 from build_engines.families.torch_export import OFFLINE, Example, check_answers, export_onnx, load
 from build_engines.request import Request
@@ -22,7 +22,6 @@ from clients._image import ImageClient
 from clients._image_settings import INTERPOLATIONS, KEEP_RATIO, keeps_ratio
 from clients.base import Model, TensorSpec
 from clients.image_classification import Client
-from serving.errors import InvalidRequest
 
 INPUT = "input"
 OUTPUT = "logits"
@@ -87,12 +86,8 @@ def _examples(client: ImageClient, request: Request) -> Iterator[Example]:
 
 
 def _processor(checkpoint: Path) -> Any:
-    try:
+    with explained(f"the image processor of {checkpoint} cannot be loaded"):
         return AutoImageProcessor.from_pretrained(checkpoint, backend="pil", **OFFLINE)
-    except Exception as err:  # each processor raises exceptions of its own
-        raise BuildError(
-            f"the image processor of {checkpoint} cannot be loaded: {first_line(err)}"
-        ) from err
 
 
 def settings_of(processor: Any) -> dict[str, str]:
@@ -118,14 +113,9 @@ def settings_of(processor: Any) -> dict[str, str]:
 
 def prepared(processor: Any, image: Image.Image) -> NDArray[np.float32]:
     """Return the image as the processor prepares it for the network, [channels, height, width]."""
-    try:
-        pixels: NDArray[np.float32] = np.asarray(
-            processor(images=image, return_tensors="np")["pixel_values"]
-        )[0]
-    except Exception as err:  # each processor raises exceptions of its own
-        raise BuildError(
-            f"{name_of(processor)} does not prepare an image: {first_line(err)}"
-        ) from err
+    with explained(f"{name_of(processor)} does not prepare an image"):
+        batch = processor(images=image, return_tensors="np")["pixel_values"]
+        pixels: NDArray[np.float32] = np.asarray(batch)[0]
     if pixels.ndim != 3 or len(pixels) != 3:
         raise BuildError(
             f"{name_of(processor)} turns an image into {list(pixels.shape)}; only "
@@ -194,12 +184,8 @@ def client_of(processor: Any, settings: Mapping[str, str]) -> Client:
     height, width = int(sides[0]), int(sides[-1])
     inputs = (TensorSpec("images", "FP32", (3, height, width)),)
     outputs = (TensorSpec(OUTPUT, "FP32", (-1,)),)
-    try:
+    with explained(f"{name_of(processor)} prepares images in a way that no client does"):
         return Client(Model("network", Path("/nonexistent"), inputs, outputs, 1, settings))
-    except InvalidRequest as err:
-        raise BuildError(
-            f"{name_of(processor)} prepares images in a way that no client does: {err}"
-        ) from err
 
 
 def _is_same(processor: Any, client: ImageClient, size: tuple[int, int]) -> bool:

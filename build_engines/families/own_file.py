@@ -81,10 +81,11 @@ def run_random_rows(family: Family, run: Runner, spec: ModelSpec) -> Findings:
     return Findings()
 
 
-def check_boxes(findings: Findings) -> None:
+def _check_boxes(findings: Findings) -> None:
     """Raise BuildError if the boxes that a detector finds in random images are not in pixels.
     YOLOX's, for example, are offsets in the cells of a grid. If `findings.largest` is 0, there is
     nothing to check."""
+    # such a file fits the client's layout, so without this check it was built and gave wrong boxes
     if 0 < findings.largest < LEAST_PIXELS:
         raise BuildError(
             f"the boxes are not in pixels (at most {findings.largest:.1f}), as YOLOX's and "
@@ -129,7 +130,10 @@ def finished(
     family: Family, request: Request, folder: Path, spec: ModelSpec, findings: Findings
 ) -> ModelSpec:
     """Write the labels (from --labels, or else from the file's metadata), the other files of the
-    family, and an example. Return the ModelSpec with the settings that follow from the file."""
+    family, and an example. Return the ModelSpec with the settings that follow from the file. Raise
+    BuildError for boxes that are not in pixels."""
+    if family.boxes_in_pixels:
+        _check_boxes(findings)
     settings = family.write_files(request, folder)
     declared = client_class(family.client).settings if family.client else ()
     defaults = {setting.name: setting.default for setting in declared}

@@ -6,13 +6,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import transformers
-from numpy.typing import NDArray
 from safetensors.torch import load_file
 
 from build_engines.errors import BuildError
+from build_engines.families.family import equal
 from build_engines.families.text_checkpoint import modules_of, read_json
 from build_engines.families.torch_export import (
     NEVER,
@@ -46,8 +45,6 @@ SPARE = (
 )
 # (rows, tokens) of the inputs on which the file is compared with the network
 TRIED = ((1, 3), (3, 12), (2, 21))
-CLOSE = 1e-3
-Array = NDArray[Any]
 LARGEST = 2**31 - 2**24  # bytes of weights: protobuf's limit, minus room for the graph
 
 
@@ -209,8 +206,14 @@ def _dense(folder: Path) -> list[torch.nn.Module]:
 def _same(outputs: Arrays, wanted: Arrays, example: Example) -> bool:
     """Return whether the file's `outputs` are those `wanted`, up to rounding. The padding in
     outputs of the shape [rows, tokens, …] is ignored."""
-    at = None if POSITIONS in example else example["attention_mask"].numpy() > 0
-    return all(_close(one, other, at) for one, other in zip(outputs, wanted, strict=True))
+    if POSITIONS in example:
+        return equal(outputs, wanted)
+    is_token = example["attention_mask"].numpy() > 0
+
+    def of_tokens(arrays: Arrays) -> Arrays:
+        return [each[is_token] if each.ndim == 3 else each for each in arrays]
+
+    return equal(of_tokens(outputs), of_tokens(wanted))
 
 
 def _check_padding(network: _Exported) -> None:
@@ -224,8 +227,9 @@ def _check_padding(network: _Exported) -> None:
         cut = {name: row if name == POSITIONS else row[:, :end] for name, row in last.items()}
         with torch.inference_mode():
             together, alone = network(*example.values()), network(*cut.values())
-        pairs = zip(alone, together, strict=True)
-        if not all(_same_row(one, other) for one, other in pairs):
+        pairs = zip(together, alone, strict=True)
+        rows = [batch[-1:, : row.shape[1]].numpy() for batch, row in pairs]
+        if not equal(rows, [row.numpy() for row in alone]):
             raise BuildError(
                 f"the answers of a {type(network.network).__name__} depend on the padding "
                 "after a text, so texts cannot be batched: export it to ONNX, and build that: "
@@ -233,20 +237,5 @@ def _check_padding(network: _Exported) -> None:
             )
 
 
-def _same_row(alone: torch.Tensor, together: torch.Tensor) -> bool:
-    """Return whether a text's output is the same when it is the only one in the batch (`alone`) as
-    when it is the last of several (`together`)."""
-    row = together[-1:, : alone.shape[1]]
-    return _close(alone.numpy(), row.numpy(), None)
-
-
 def _padded_with_0(example: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {**example, "input_ids": example["input_ids"] * example["attention_mask"]}
-
-
-def _close(output: Array, wanted: Array, at: Array | None) -> bool:
-    """Return whether two arrays are equal up to rounding. If they are [rows, tokens, …], compare
-    only the tokens that `at` marks."""
-    if wanted.ndim == 3 and at is not None:
-        wanted, output = wanted[at], output[at]
-    return wanted.shape == output.shape and np.allclose(output, wanted, rtol=CLOSE, atol=CLOSE)

@@ -7,8 +7,12 @@ from typing import Any
 from onnx import TensorProto
 
 from build_engines.errors import BuildError, brief
+from build_engines.families.tables.columns import models_within
 from build_engines.families.tables.repair import INSTEAD, cut_zip_map
+from build_engines.families.tables.trees import kind_of
 from build_engines.onnx_writer import OPSETS, Graph
+
+IF_UNIMPORTANT = "if that does not matter, convert the model with skl2onnx and build the ONNX file"
 
 
 class TableGraph(Graph):
@@ -25,12 +29,18 @@ def insert(graph: TableGraph, model: Any, cells: str, width: int) -> dict[str, s
     """Add the nodes that compute the model's predictions for `cells`, an FP64 matrix with `width`
     columns. Return the tensors of the outputs. Their keys are skl2onnx's names, except that scores
     that are not probabilities are called "scores". Raise BuildError if skl2onnx cannot convert the
-    model."""
+    model, or would convert trees: it rounds them, and ONNX Runtime then adds up their votes in
+    FP32."""
     from skl2onnx import to_onnx
     from skl2onnx.common.data_types import DoubleTensorType, FloatTensorType
 
     _register_scorers()
     name = type(model).__name__
+    if any(kind_of(each) for each in models_within(model)):
+        raise BuildError(
+            f"trees inside a {name} are not converted exactly, and rounding can decide at a "
+            f"threshold or between equal votes: {IF_UNIMPORTANT}; otherwise, {INSTEAD}"
+        )
     graph.parts.append(name)
     kind = DoubleTensorType
     if graph.datatype == "FP32":

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from build_engines.errors import UsageError
-from build_engines.families.tables.trees import booster_of
+from build_engines.families.tables.trees import booster_of, kind_of
 from clients.base import TensorSpec
 
 Array = NDArray[Any]
@@ -185,6 +185,25 @@ def unwrapped(step: Any) -> Any:
     while hasattr(step, "best_estimator_"):
         step = step.best_estimator_
     return step
+
+
+def models_within(estimator: Any) -> list[Any]:
+    """Return the model and all models inside it, except those inside tree models."""
+    found: list[Any] = []
+    pending, seen = [estimator], set()
+    while pending:
+        each = pending.pop()
+        if id(each) in seen:
+            continue
+        seen.add(id(each))
+        if isinstance(each, list | tuple):
+            pending += each
+        elif isinstance(each, np.ndarray) and each.dtype == object:
+            pending += each.ravel().tolist()
+        elif hasattr(each, "get_params") or hasattr(each, "calibrators"):
+            found.append(each)
+            pending += [] if kind_of(each) else vars(each).values()
+    return found
 
 
 def _learned(model: Any, count: int) -> Array:

@@ -12,12 +12,13 @@ import onnx
 from onnx import TensorProto
 
 from build_engines.errors import BuildError, UsageError
-from build_engines.families.tables.by_skl2onnx import TableGraph, insert
+from build_engines.families.tables.by_skl2onnx import IF_UNIMPORTANT, TableGraph, insert
 from build_engines.families.tables.columns import (
     Array,
     Column,
     active_steps,
     columns_of,
+    models_within,
     named,
     names_of,
     unwrapped,
@@ -81,9 +82,8 @@ def convert(estimator: Any, inputs: Sequence[TensorSpec] = ()) -> Converted:
     model.
 
     The parts that skl2onnx converts compute in FP64 if skl2onnx supports it and the predictions
-    match, and otherwise in FP32. Tree models inside other models always compute in FP32. Raise
-    BuildError if the ONNX file's predictions for rows like the training data differ from the
-    model's.
+    match, and otherwise in FP32. Raise BuildError if the ONNX file's predictions for rows like the
+    training data differ from the model's.
     """
     estimator = unwrapped(estimator)
     _check_kind(estimator)
@@ -101,11 +101,11 @@ def convert(estimator: Any, inputs: Sequence[TensorSpec] = ()) -> Converted:
         columns = named(inputs, columns)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the libraries warn about arrays without column names
-        graph = TableGraph("FP32" if _inner_trees(last) else "FP64")
+        graph = TableGraph("FP64")
         try:
             return _converted(graph, estimator, columns)
         except BuildError:
-            if graph.datatype == "FP32" or not graph.parts:
+            if not graph.parts:
                 raise
             return _converted(TableGraph("FP32"), estimator, columns)
 
@@ -123,16 +123,13 @@ def _converted(graph: TableGraph, estimator: Any, columns: Sequence[Column]) -> 
     table = Table(cells)
     for step in steps:
         table = apply_step(graph, step, table)
-    inner = [last] if kind_of(last) else _inner_trees(last)
-    ensembles = [read_trees(each) for each in inner]
-    known = _with_thresholds(columns, cells, table, ensembles)
+    trees = read_trees(last) if kind_of(last) else None
+    known = _with_thresholds(columns, cells, table, trees) if trees else columns
     rows = sample(known)
     expected = answers(estimator, rows, known)
     _check_labels(estimator, expected)
-    if inner:
-        _check_exact(graph, last, table, ensembles)
-    if kind_of(last):
-        (trees,) = ensembles
+    if trees:
+        _check_exact(graph)
         limits = EXACT
         batch_size = max(min(BATCH_SIZE, MOST_VALUES // trees.values), 1)
         outputs = write_trees(graph, last, trees, _cells_of_trees(graph, steps, last, trees, table))
@@ -201,43 +198,27 @@ def _check_labels(estimator: Any, expected: Mapping[str, Any]) -> None:
         )
 
 
-def _check_exact(graph: TableGraph, last: Any, table: Table, ensembles: Sequence[Trees]) -> None:
+def _check_exact(graph: TableGraph) -> None:
     """Raise BuildError if the cells that trees compare with thresholds may differ from the
-    library's in the last bits. Trees inside another model are converted by skl2onnx, and compare in
-    FP32."""
-    name, where = type(last).__name__, ""
+    library's in the last bits."""
     if graph.parts:
-        where = f"a {graph.parts[0]} before trees is"
-    elif kind_of(last):
-        return
-    elif table.sparse or _has_steps(last):
-        where = f"steps before the trees within a {name} are"
-    elif not all(each.in_fp32 for each in ensembles):
-        where = f"trees within a {name} that compare in FP64 are"
-    if where:
         raise BuildError(
-            f"{where} not converted exactly, and the last bit of a cell can decide at a threshold: "
-            "if that does not matter, convert the model with skl2onnx and build the ONNX file"
+            f"a {graph.parts[0]} before trees is not converted exactly, and the last bit of a cell "
+            f"can decide at a threshold: {IF_UNIMPORTANT}"
         )
 
 
-def _has_steps(model: Any) -> bool:
-    """Return whether the model contains a pipeline with more than one step."""
-    return any(len(getattr(each, "steps", ())) > 1 for each in _within(model))
-
-
 def _with_thresholds(
-    columns: Sequence[Column], cells: Sequence[Cells], table: Table, ensembles: Sequence[Trees]
+    columns: Sequence[Column], cells: Sequence[Cells], table: Table, trees: Trees
 ) -> list[Column]:
     """Return the columns. If trees read a column unchanged, their thresholds are added to its
     `points`. `cells` are the columns as inputs of the graph, and `table` contains those that the
     trees read."""
     known = list(columns)
-    for trees in ensembles:
-        for feature, thresholds in trees.thresholds().items():
-            if table.cells[feature] in cells:
-                index = cells.index(table.cells[feature])
-                known[index] = known[index].with_points(thresholds)
+    for feature, thresholds in trees.thresholds().items():
+        if table.cells[feature] in cells:
+            index = cells.index(table.cells[feature])
+            known[index] = known[index].with_points(thresholds)
     return known
 
 
@@ -341,7 +322,7 @@ def _check_kind(estimator: Any) -> None:
             f"the file holds a {type(estimator).__name__}, which is not a model of scikit-learn, "
             "XGBoost or LightGBM"
         )
-    for step in _within(estimator):
+    for step in models_within(estimator):
         if hasattr(step, "vocabulary_") or type(step).__name__ == "HashingVectorizer":
             raise UsageError(
                 f"a {type(step).__name__} takes texts, which are not columns of a table: serve the "
@@ -368,28 +349,3 @@ def _parts(estimator: Any) -> tuple[list[Any], Any]:
         estimator._preprocessor = None
         vars(estimator).pop("feature_names_in_", None)
     return steps, estimator
-
-
-def _within(estimator: Any) -> list[Any]:
-    """Return the model and all models inside it, except those inside tree models."""
-    found: list[Any] = []
-    pending, seen = [estimator], set()
-    while pending:
-        each = pending.pop()
-        if id(each) in seen:
-            continue
-        seen.add(id(each))
-        if isinstance(each, list | tuple):
-            pending += each
-        elif isinstance(each, np.ndarray) and each.dtype == object:
-            pending += each.ravel().tolist()
-        elif hasattr(each, "get_params") or hasattr(each, "calibrators"):
-            found.append(each)
-            pending += [] if kind_of(each) else vars(each).values()
-    return found
-
-
-def _inner_trees(model: Any) -> list[Any]:
-    """Return the trained tree models inside a model of another kind."""
-    inner = [each for each in _within(model) if each is not model and kind_of(each)]
-    return [each for each in inner if getattr(each, "n_features_in_", 0)]

@@ -28,7 +28,7 @@ from build_engines.onnx_writer import ML, Graph
 
 Array = NDArray[Any]
 Outputs = dict[str, str]  # output's name -> its tensor
-LABEL, PROBABILITIES, SCORES, VARIABLE = "label", "probabilities", "scores", "variable"
+LABEL, PROBABILITIES, VARIABLE = "label", "probabilities", "variable"
 MOST_LEAVES = 1 << 24  # FP32 holds all whole numbers up to this
 ZERO = float(np.float32(1e-35))  # LightGBM's kZeroThreshold: absolute values below it count as 0
 INFINITE = 1e300  # in LightGBM's dump, a threshold of at least this means infinity
@@ -448,15 +448,10 @@ def _xgboost_answer(graph: Graph, model: Any, sums: str) -> Outputs:
     """Turn the sums into predictions, according to the objective, in FP32 as XGBoost does."""
     objective = objective_of(model)
     if objective.startswith("multi:"):
-        index = graph.add("ArgMax", sums, axis=1, keepdims=0)
-        if objective == "multi:softmax" and not hasattr(model, "classes_"):
-            return {LABEL: index, SCORES: sums}
         shares = _softmax(graph, sums)
-        return (
-            _named(graph, model, index, shares)
-            if objective == "multi:softmax"
-            else _of_classes(graph, model, shares)
-        )
+        decisive = sums if objective == "multi:softmax" else shares
+        index = graph.add("ArgMax", decisive, axis=1, keepdims=0)
+        return _named(graph, model, index, shares)
     values = _transformed(graph, objective, sums)
     if not hasattr(model, "classes_") and objective != "binary:logistic":
         return {VARIABLE: values}

@@ -24,24 +24,32 @@ import sklearn
 import xgboost
 from skl2onnx import to_onnx
 from skl2onnx.common.data_types import FloatTensorType
+from sklearn.calibration import CalibratedClassifierCV
 from sklearn.compose import ColumnTransformer
 from sklearn.decomposition import PCA
 from sklearn.discriminant_analysis import QuadraticDiscriminantAnalysis
 from sklearn.ensemble import (
+    AdaBoostClassifier,
+    BaggingClassifier,
     GradientBoostingClassifier,
     GradientBoostingRegressor,
     HistGradientBoostingClassifier,
     HistGradientBoostingRegressor,
+    IsolationForest,
     RandomForestClassifier,
+    RandomTreesEmbedding,
+    StackingClassifier,
     VotingClassifier,
 )
 from sklearn.feature_extraction.text import TfidfVectorizer
-from sklearn.feature_selection import SelectKBest, VarianceThreshold
+from sklearn.feature_selection import SelectFromModel, SelectKBest, VarianceThreshold
 from sklearn.gaussian_process import GaussianProcessClassifier
 from sklearn.impute import KNNImputer, SimpleImputer
 from sklearn.linear_model import LinearRegression, LogisticRegression
 from sklearn.model_selection import GridSearchCV, TunedThresholdClassifierCV
+from sklearn.multiclass import OneVsRestClassifier
 from sklearn.multioutput import MultiOutputClassifier
+from sklearn.naive_bayes import GaussianNB
 from sklearn.neighbors import NearestCentroid
 from sklearn.neural_network import MLPClassifier
 from sklearn.pipeline import FeatureUnion, Pipeline, make_pipeline
@@ -238,15 +246,12 @@ CODES = np.digitize(NUMBERS[:, 0], [-0.5, 0.5])
 KIND = np.array(["a", "b", "c"])[CODES]
 SECONDS = pd.DataFrame({"time": 1.7e9 + RNG.uniform(0, 3600, 200), "v": RNG.normal(size=200)})
 LATE = (SECONDS.time > 1.7e9 + 1800).to_numpy()
-VOTE = VotingClassifier(
-    [("a", LogisticRegression()), ("b", RandomForestClassifier(5))], voting="soft"
-)
+VOTE = VotingClassifier([("a", LogisticRegression()), ("b", GaussianNB())], voting="soft")
 WEIGHTED = ColumnTransformer(
     [("c", OneHotEncoder(), ["c"]), ("v", StandardScaler(), ["v"])], transformer_weights={"c": 0.3}
 )
 WORDS = np.char.add("kind_", KIND)
 DART = xgboost.XGBClassifier(booster="dart", n_estimators=2)
-BOOSTED = xgboost.XGBClassifier(n_estimators=2)
 LINES = xgboost.XGBClassifier(booster="gblinear", n_estimators=2)
 ZEROS = lightgbm.LGBMClassifier(n_estimators=2, zero_as_missing=True, verbose=-1)
 FILLING = make_pipeline(SimpleImputer(strategy="most_frequent"), OneHotEncoder())
@@ -798,19 +803,6 @@ def test_answer_as_a_classifier_without_probabilities_does(model: Any, tmp_path:
         (make_pipeline(KNNImputer(), LogisticRegression()), GAPS, KIND, "KNNImputer .*opset 17"),
         (make_pipeline(TfidfVectorizer(), LogisticRegression()), WORDS, KIND, "Python"),
         (make_pipeline(PCA(2), RandomForestClassifier(5)), NUMBERS, KIND, "PCA.*build the ONNX"),
-        (
-            VotingClassifier([("a", make_pipeline(StandardScaler(), RandomForestClassifier(5)))]),
-            NUMBERS,
-            KIND,
-            "VotingClassifier.*build the ONNX",
-        ),
-        (VotingClassifier([("a", BOOSTED)]), NUMBERS, CODES, "know XGBClassifier.*Python"),
-        (
-            VotingClassifier([("a", HistGradientBoostingClassifier(max_iter=2))]),
-            NUMBERS,
-            CODES,
-            "VotingClassifier that compare in FP64",
-        ),
     ],
     ids=[
         "outputs",
@@ -827,9 +819,6 @@ def test_answer_as_a_classifier_without_probabilities_does(model: Any, tmp_path:
         "neighbours",
         "words",
         "step",
-        "vote",
-        "boosters",
-        "trees in FP64",
     ],
 )
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
@@ -842,15 +831,42 @@ def test_refuse_other_models_in_a_short_line(
     assert not (tmp_path / "models").exists()
 
 
-def test_do_not_take_a_booster_s_margins_for_probabilities(tmp_path: Path) -> None:
-    model = xgboost.XGBClassifier(objective="multi:softmax", n_estimators=3)
-    model.fit(NUMBERS, np.digitize(NUMBERS[:, 0], [-0.5, 0.5]))
+FOREST = [("trees", TREES)]
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        VotingClassifier(FOREST),
+        VotingClassifier([("trees", xgboost.XGBClassifier(n_estimators=2))]),
+        VotingClassifier([("trees", HistGradientBoostingClassifier(max_iter=2))]),
+        VotingClassifier([("trees", make_pipeline(StandardScaler(), TREES))]),
+        StackingClassifier(FOREST),
+        StackingClassifier([("line", LogisticRegression())], final_estimator=TREES),
+        BaggingClassifier(n_estimators=2),
+        AdaBoostClassifier(n_estimators=2),
+        CalibratedClassifierCV(TREES, cv=2),
+        OneVsRestClassifier(TREES),
+        IsolationForest(n_estimators=2),
+        make_pipeline(RandomTreesEmbedding(2, sparse_output=False), LogisticRegression()),
+    ],
+    ids=lambda model: type(model).__name__,
+)
+def test_refuse_trees_inside_another_model(model: Any, tmp_path: Path) -> None:
+    model.fit(NUMBERS, CODES)
+    with pytest.raises(BuildError, match=r"trees inside a \w+ are not converted exactly"):
+        built(tmp_path, model)
+
+
+def test_select_columns_by_the_importance_that_trees_give_them(tmp_path: Path) -> None:
+    model = make_pipeline(SelectFromModel(TREES), LogisticRegression()).fit(NUMBERS, KIND)
+    assert_answers(tmp_path, model, NUMBERS)
+
+
+def test_return_probabilities_from_a_booster_that_predicts_classes(tmp_path: Path) -> None:
+    model = xgboost.XGBClassifier(objective="multi:softmax", n_estimators=3).fit(NUMBERS, CODES)
     model.save_model(tmp_path / "model.json")
-    predictions = answered(build_own(tmp_path, tmp_path / "model.json"), lists_of(NUMBERS))
-    assert [each["prediction"] for each in predictions] == model.predict(NUMBERS).tolist()
-    margins = model.predict(NUMBERS, output_margin=True)
-    np.testing.assert_allclose([list(each["scores"]) for each in predictions], margins, atol=1e-5)
-    assert "probabilities" not in predictions[0]
+    assert_alike(build_own(tmp_path, tmp_path / "model.json"), model, NUMBERS)
 
 
 def test_make_an_example_row_that_the_model_knows(tmp_path: Path) -> None:
