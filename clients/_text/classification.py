@@ -246,9 +246,13 @@ class TextRanking(Task):
     def _function(self) -> str:
         """Choose the function as sentence-transformers' CrossEncoder does: the one that
         config_sentence_transformers.json or config.json names, or else the sigmoid. Raise
-        InvalidRequest if the function is not in CROSS_ENCODERS."""
-        if self.options["activation"] != "auto":
-            return str(self.options["activation"])
+        InvalidRequest if that function is not in CROSS_ENCODERS, or for softmax, which would mix
+        the scores of all instances in a batch."""
+        activation = str(self.options["activation"])
+        if activation == "softmax":
+            raise InvalidRequest("parameter 'activation': text-ranking takes auto, sigmoid or none")
+        if activation != "auto":
+            return activation
         config, own = self.tokenizer.config, self.tokenizer.sentence_transformers
         written = own.get("activation_fn")
         written = written or (config.get("sentence_transformers") or {}).get("activation_fn")
