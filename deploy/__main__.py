@@ -52,7 +52,7 @@ COMMANDS: dict[str, tuple[type[Common], Callable[[Any, Aws], None], str]] = {
     "autoscale": (Scale, scale, "scale the number of instances with the load"),
     "invoke": (Invoke, invoke, "send a file, a text or JSON to the endpoint"),
     "status": (Common, status, "print the endpoint's state and what runs on it"),
-    "delete": (Delete, delete, "delete everything that was created, after asking"),
+    "delete": (Delete, delete, "delete endpoint, configurations and models, after asking"),
 }
 
 

@@ -81,6 +81,11 @@ def test_cut_long_texts_of_a_pair_without_changing_its_tokens(
     assert tensors["num_tokens"].tolist() == [len(whole)] * 2
 
 
+def prepare(folder: Path, task: str, instance: Any, **values: Any) -> Tensors:
+    own = client(folder, task)
+    return own.prepare([instance], own.read_parameters(values))
+
+
 FIT = Letterbox.fit(8, 8, 8, 8)
 BOXES = np.array([[0, 0, 4, 4]], np.float32)
 MASKS = (BOXES, np.ones((1, 1), np.float32), np.ones((1, 2, 2), np.float32), FIT)
@@ -90,6 +95,9 @@ LATE: dict[str, Callable[[Path], Any]] = {
     "outlines": lambda _: outlines(*MASKS),
     "an image": lambda _: IMAGE.from_bytes(PNG, Limits()),
     "texts": lambda folder: TextTokenizer(folder / "tokenizer", 0).encode(["a"]),
+    "labels": lambda folder: prepare(
+        folder, "zero-shot-classification", "a", candidate_labels=["b"]
+    ),
     "windows": lambda folder: TextTokenizer(folder / "tokenizer", 0).windows(["a"], 8, 2),
 }
 
