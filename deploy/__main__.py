@@ -38,6 +38,9 @@ def scale(options: Scale, aws: Aws) -> None:
         "MaxCapacity": options.max,
     }
     bounds = config.request(aws, options.config, "RegisterScalableTarget", bounds)
+    fewest, most = bounds["MinCapacity"], bounds["MaxCapacity"]
+    if fewest > most:
+        raise UsageError(f"--min {fewest} is more than --max {most}")
     policy = config.request(aws, options.config, "PutScalingPolicy", policy)
     aws.write(autoscale.SERVICE, "RegisterScalableTarget", bounds)
     aws.write(autoscale.SERVICE, "PutScalingPolicy", policy)

@@ -110,6 +110,23 @@ def test_end_work_when_the_time_is_over(folder: Path, work: Callable[[Path], Any
             work(folder)
 
 
+def test_refuse_wrong_definitions_of_parameters() -> None:
+    parameter = Parameter("threshold", 0.5, "", 0.0, 1.0, None)  # type: ignore[arg-type]
+    assert parameter.schema() == {"type": "number", "minimum": 0.0, "maximum": 1.0}
+    assert Parameter("size", 1, "", choices=[1, 2]).expected() == "one of 1, 2"  # type: ignore[arg-type]
+    wrong: list[tuple[Any, ...]] = [
+        (0.5, 0.0, 1.0),  # without the help
+        (None, ""),
+        ([0.5], ""),
+        (2.0, "", 0.0, 1.0),
+        ("a", "", None, None, "abc"),
+        ("c", "", None, None, ("a", "b")),
+    ]
+    for fields in wrong:
+        with pytest.raises((ValueError, InvalidRequest), match="'threshold'"):
+            Parameter("threshold", *fields)
+
+
 def test_bound_the_names_in_a_parameter() -> None:
     for default in (Names(), ()):
         parameter = Parameter("classes", default, "")
