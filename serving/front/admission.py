@@ -179,7 +179,7 @@ class Slot:
             )
 
     def _count_model(self, sign: int) -> None:
-        """Add this request to its model's counter and to ALL_MODELS, or remove it if `sign` is -1."""
+        """Count this request for its model and in ALL_MODELS or, if `sign` is -1, stop that."""
         for counter in (self._column, ALL_MODELS):
             self._admission.leases.add(self._admission.row, counter, sign, sign * self._kept)
 
