@@ -6,8 +6,9 @@ across all of gunicorn's workers. The workers share the counters (model_status/s
 without a lock, so a few requests more than the limit may be admitted.
 
 If several models are served, each of them may hold at most as many requests, and as many bytes of
-bodies, as are free. So the first model that hangs occupies half of the total, and the second a
-quarter (Choudhury and Hahne, "Dynamic queue length thresholds", 1998, with a factor of 1).
+bodies and their parsed forms, as are free. So the first model that hangs occupies half of the
+total, and the second a quarter (Choudhury and Hahne, "Dynamic queue length thresholds", 1998, with
+a factor of 1).
 """
 
 import threading
@@ -70,7 +71,8 @@ class Admission:
         self.leases.clear(self._rows.pop(worker))
 
     def enter(self, size: int) -> "Slot":
-        """Take a slot for a request before its body of `size` bytes is read. Raise Overloaded."""
+        """Take a slot for a request before its body of `size` bytes is read. Raise Overloaded or
+        PayloadTooLarge."""
         slot = Slot(self)
         with self.lock:
             requests = self.leases.requests(TOTAL)
@@ -94,9 +96,9 @@ class Slot:
     def __init__(self, admission: Admission) -> None:
         self._admission = admission
         self.size = 0
-        self._counted = 0  # how many bytes of `size` the shared counter already includes
+        self._counted = 0  # the bytes in the shared counter, which differ from `size` by < SMALL
         self._column = -1  # the column of the model's counter, or -1 without a model
-        self._kept = 0  # how many bytes the model's counter includes: those of the body
+        self._kept = 0  # how many bytes the model's counter includes: `size` after parsing the body
 
     def take(self, size: int, step: str) -> None:
         """Add `size` bytes of memory, which a step is about to take, to the account. Raise
@@ -177,6 +179,7 @@ class Slot:
             )
 
     def _count_model(self, sign: int) -> None:
+        """Count this request for its model and in ALL_MODELS or, if `sign` is -1, stop that."""
         for counter in (self._column, ALL_MODELS):
             self._admission.leases.add(self._admission.row, counter, sign, sign * self._kept)
 
@@ -189,8 +192,8 @@ class Slot:
             self._column = -1
 
     def leave(self) -> None:
-        """Stop counting the request and the memory that it took. Call this after the reply has been
-        sent."""
+        """Stop counting the request and the memory that it took. Call this when its reply is ready
+        or, if the reply is sent in pieces, after the last piece."""
         admission = self._admission
         with admission.lock:
             self._release()

@@ -19,7 +19,7 @@ from serving.front.services import Services
 logger_class = JsonLogger
 # Ignore X-Forwarded headers. By default, gunicorn rejects contradictory ones with an HTML page.
 secure_scheme_headers: dict[str, str] = {}
-RESERVED = 64 * 1024  # bytes to reserve for each metrics file; enough for about ten models
+RESERVED = 64 * 1024  # bytes to reserve for each metrics file; enough for five models with clients
 # How long a thread waits for the GIL before it asks the other thread to release it. Python's
 # default is 5 ms, which is too long: a small request waits for the GIL about 20 times.
 SWITCH_SECONDS = 0.0005
@@ -33,6 +33,7 @@ LARGE_NICE = 10
 
 
 def on_starting(server: Any) -> None:
+    """Remove the counts and the files in /dev/shm that a previous gunicorn left behind."""
     _services(server).admission.clear()
     _services(server).gateway.shared_memory.remove_files()
 
@@ -69,15 +70,17 @@ def child_exit(server: Any, worker: Any) -> None:
 def _choose_socket(worker: Any, services: Services) -> None:
     """Make the worker accept either only requests with large bodies or only other requests. The row
     in which it counts requests decides: the first SERVE_WORKERS rows belong to workers for large
-    bodies, and a new worker gets the first row that is free."""
+    bodies, and a new worker gets the first row that is free. Limit the connections of a worker for
+    large bodies, and lower its priority."""
     settings = services.settings
-    own = settings.gunicorn_socket
     if services.admission.row < settings.workers:
-        own = settings.large_socket
+        path = settings.large_socket
         worker.worker_connections = settings.large_connections
         os.nice(LARGE_NICE)
+    else:
+        path = settings.gunicorn_socket
     sockets = {sock.getsockname(): sock for sock in worker.sockets}
-    worker.sockets = [sockets.pop(str(own))]
+    worker.sockets = [sockets.pop(str(path))]
     for sock in sockets.values():
         sock.close()
 

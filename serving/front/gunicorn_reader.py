@@ -1,7 +1,7 @@
 """Receives request bodies faster than gunicorn's own reader does.
 
-It uses the methods `take_buffered` and `unread` of gunicorn's Unreader, which are not documented.
-If they change, every test in tests/endpoint that posts a body fails.
+It uses `take_buffered`, `unread` and `sock` of gunicorn's Unreader, which are not documented. If
+they change, every test in tests/endpoint that posts a body fails.
 """
 
 import io

@@ -50,17 +50,17 @@ class HangUps:
         while True:
             events = epoll.poll(LOOK_SECONDS)
             with self._lock:
-                for number, _ in events:
-                    if number in self._watched and _has_ended(number):
-                        callback, _ = self._watched[number]
+                for descriptor, _ in events:
+                    if descriptor in self._watched and _has_ended(descriptor):
+                        callback, _ = self._watched[descriptor]
                         callback()
                 for _, check in self._watched.values():
                     check()
 
 
-def _has_ended(number: int) -> bool:
+def _has_ended(descriptor: int) -> bool:
     """Return whether the other side has closed the connection with this file descriptor. An event
     does not prove that, because the descriptor may belong to another connection by now."""
     poll = select.poll()
-    poll.register(number, select.POLLRDHUP)
+    poll.register(descriptor, select.POLLRDHUP)
     return bool(poll.poll(0))

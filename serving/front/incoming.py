@@ -34,8 +34,8 @@ class Incoming(flask.Request):
     about it."""
 
     slot: Slot | None = None  # set once the request is admitted
-    model = ""  # the model that answers, or "" if the request does not name a served model
-    version = ""  # the version that answers
+    model = ""  # the model that answers; "" until it is found
+    version = ""  # the version that answers; "" until it has answered
 
     def __init__(self, environ: dict[str, Any], *arguments: Any, **names: Any) -> None:
         super().__init__(environ, *arguments, **names)
@@ -120,8 +120,8 @@ class Incoming(flask.Request):
             pass
 
     def reply_headers(self) -> dict[str, str]:
-        """Return headers for the reply to an inference request. nginx logs their values, and adds a
-        header with the request's id."""
+        """Return headers for the reply to an inference request. nginx logs all of them except
+        Custom-Attributes, and adds a header with the request's id."""
         attributes = self.header(ATTRIBUTES)
         headers = {
             ATTRIBUTES: attributes if len(attributes) <= LONGEST_ATTRIBUTES else "",

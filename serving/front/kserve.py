@@ -32,8 +32,8 @@ def kserve_routes(infer: Callable[[Callable[[Incoming], Body], Target], Response
     def tensors(name: str, version: str | None = None) -> Response:
         """Answer a request that sends tensors, as JSON or as binary data after the JSON.
 
-        Binary data needs the Content-Type application/octet-stream and the header
-        Inference-Header-Content-Length, the length of the JSON in bytes.
+        Binary data needs the header Inference-Header-Content-Length, the length of the JSON in
+        bytes.
         """
         return infer(read_tensors, Target(PATH, name, version))
 
@@ -63,7 +63,7 @@ def live() -> Response:
 
 
 def ready() -> Response:
-    """Return {"ready": true} if every model is ready, else 503 with the reason, as /ping does."""
+    """Return {"ready": true} if /ping in mode `ready` returns 200, else 503 with the reason."""
     services().monitoring.check()
     return json_reply({"ready": True})
 
@@ -92,7 +92,7 @@ def index() -> Response:
 
 
 def read_tensors(source: Incoming) -> TensorBody:
-    """Parse the body of a request to …/infer. Raise InvalidRequest."""
+    """Parse the body of a request to …/infer. Raise a ServingError or an HTTPException."""
     data = source.whole()
     if (length := source.headers.get(HEADER_LENGTH)) is not None:
         return read_binary(length, HEADER_LENGTH, data, is_kserve=True)

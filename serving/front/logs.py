@@ -4,9 +4,9 @@ payloads.
 `serve` reads the lines (serving/pid1/log.py). All workers write to the same pipe, which keeps only
 lines of up to 4,096 bytes intact, so longer lines are shortened.
 
-A trace contains only types, files and line numbers, because the message of an exception may quote
-what a caller sent (`could not convert string to float: '…'`). With SERVE_LOG_LEVEL=debug it
-contains the messages too.
+A trace contains only types, files, line numbers and functions, because the message of an exception
+may quote what a caller sent (`could not convert string to float: '…'`). With SERVE_LOG_LEVEL=debug
+it contains the messages too.
 """
 
 import json
@@ -71,7 +71,7 @@ def _as_json(line: dict[str, str]) -> str:
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    """Yield the exception, its cause, the cause of that, and so on."""
+    """Yield the exception, its cause or else its context, the cause or context of that, etc."""
     while error is not None:
         yield error
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)

@@ -1,6 +1,6 @@
 """Counts requests, for the metrics that monitoring.py returns. Each worker keeps its counts in
-files in PROMETHEUS_MULTIPROC_DIR. prometheus_client opens the files at their first use, which is
-after gunicorn's fork. Without that variable, the counts are kept in memory."""
+files in PROMETHEUS_MULTIPROC_DIR. After gunicorn's fork, prometheus_client opens new files when
+they are first used. Without that variable, the counts are kept in memory."""
 
 import threading
 from functools import cache, partial
@@ -55,7 +55,7 @@ class Metrics:
         self.unloads = counter("serve_model_unloads", "Unloads of models, by result", ["result"])
 
     def count(self, source: Incoming, response: Response, seconds: float) -> None:
-        """Count a request that has been answered."""
+        """Count a request that has been answered within `seconds`."""
         model = source.model
         version = source.version
         if (model, version) not in self._names:
@@ -66,7 +66,7 @@ class Metrics:
                     model = OTHER
                     version = ""
         self._requests(model, version, response.status_code).inc()
-        # before the next line, because otherwise a scrape could count a miss as a hit (`_hits`)
+        # before `_seconds`, because otherwise a scrape could count a miss as a hit (`_hits`)
         for stage, spent in source.timings.items():
             self._stages(model, stage).observe(spent)
         self._seconds(model).observe(seconds)

@@ -1,5 +1,5 @@
-"""Defines the routes that list models and, in multi-model mode, load and unload them by asking the
-model manager.
+"""Defines the routes that list models, test them for the model manager and, if calls load the
+models, load and unload them by asking the manager.
 
 In multi-model mode, the platform reacts to a 404 by loading the model, and to a 507 by unloading
 other models first. So errors with another cause must not have these statuses. A model's name may
@@ -43,8 +43,9 @@ from serving.model_status.table import Entry, Rejection
 from serving.named_value import whole_number
 from serving.settings.table import ON_DEMAND
 
-PAGE = 100
+PAGE = 100  # models in a page, unless the caller sends ?limit
 LARGEST_PAGE = 1000
+KNOWN_SECONDS = 5.0  # how long to wait for the manager's list of models that are not loaded
 MANAGER_MARGIN = 5.0  # seconds by which callers of the manager wait longer than its time limit
 
 managing_routes = Blueprint("managing", __name__)
@@ -54,8 +55,9 @@ example_routes = Blueprint("examples", __name__)
 
 
 def managed(view: Callable[..., Response]) -> Callable[..., Response]:
-    """Wrap a view so that it requires the header in SERVE_MANAGEMENT_SECRET ("HEADER=VALUE"), and
-    takes a slot for the request. The view may then raise Forbidden or Overloaded."""
+    """Wrap a view so that it takes a slot for the request, and requires the header in
+    SERVE_MANAGEMENT_SECRET ("HEADER=VALUE") if that is set. The view may then raise Forbidden or
+    Overloaded."""
 
     @wraps(view)
     def guarded(**names: str) -> Response:
@@ -77,8 +79,8 @@ def managed(view: Callable[..., Response]) -> Callable[..., Response]:
 
 @contextmanager
 def _counted(counter: str) -> Iterator[None]:
-    """Count the result of the `with` block in the metric `counter`. The result is "ok" or the code
-    of an error."""
+    """Count the result of the decorated view in the metric `counter`. The result is "ok" or the
+    code of an error."""
     results: Counter = getattr(services().metrics, counter)
     try:
         yield
@@ -143,7 +145,7 @@ def models() -> Response:
     if is_on_demand:
         document["loading"] = table.loading
         with suppress(ModelNotReady):  # leave the list out if a bucket does not answer in time
-            known = ask_manager(services().settings, "GET", "/known", MANAGER_MARGIN)
+            known = ask_manager(services().settings, "GET", "/known", KNOWN_SECONDS)
             document["not_loaded"] = [
                 {"name": name, "bytes": size}
                 for name, size in known.items()
@@ -210,8 +212,8 @@ def execution_parameters() -> Response:
 def load() -> Response:
     """Load the model of {"model_name", "url"}.
 
-    Answers 200, or 400, 409 or 507. If the model's client cannot be created, the model is unloaded
-    again.
+    Answers 200, or an error such as 400, 409 or 507. If the model's client cannot be created, the
+    model is unloaded again.
     """
     app = services()
     source = incoming()

@@ -43,8 +43,8 @@ class Monitoring:
         self.status_file = status_file
 
     def check(self) -> None:
-        """Raise TritonUnavailable if Triton is not live, or else the error of a model that is not
-        ready. Wait for ANSWER_SECONDS at most."""
+        """Raise TritonUnavailable if Triton is not live, or else the error that Models.unready
+        returns. Wait for ANSWER_SECONDS at most."""
         self.check_live()
         if error := self.registry.table.look().unready():
             raise error
@@ -75,10 +75,10 @@ class Monitoring:
         last = f", after it {process.last_exit}" if process.last_exit else ""
         return f"tritonserver is {process.state} (start {process.starts}{last})"
 
-    def scrape(self, ours: CollectorRegistry, in_flight: int) -> bytes:
+    def scrape(self, own: CollectorRegistry, in_flight: int) -> bytes:
         """Return the metrics in Prometheus' text format. First come this project's metrics, summed
-        over all of gunicorn's workers, then those of Triton, if Triton answers. `ours` are the
-        metrics of this worker alone."""
+        over all of gunicorn's workers, then those of Triton, if Triton answers. `own` are the
+        metrics of this worker, which are used only if workers do not share files."""
         try:
             triton = self.registry.gateway.metrics()
             is_up = True
@@ -86,10 +86,12 @@ class Monitoring:
             triton = b""
             is_up = False
         if MULTIPROCESS in os.environ:
-            ours = CollectorRegistry()
-            MultiProcessCollector(ours)
+            registry = CollectorRegistry()
+            MultiProcessCollector(registry)
+        else:
+            registry = own
         table = self.registry.table.look()
-        counted = list(ours.collect())
+        counted = list(registry.collect())
         families = [
             *counted,
             _gauge("in_flight", "Requests in flight in the Flask app", in_flight),
@@ -121,8 +123,8 @@ def _of_models(table: Models) -> list[Metric]:
     crashes = CounterMetricFamily(
         "serve_model_crashes", "Deaths of processes of a model", labels=["model"]
     )
-    for name, times in sorted(table.deaths.items())[:MOST_MODELS]:
-        crashes.add_metric([name], times)
+    for name, deaths in sorted(table.deaths.items())[:MOST_MODELS]:
+        crashes.add_metric([name], deaths)
     loading = {name for name, entry in table.entries.items() if entry.state in (ADDING, LOADING)}
     families: list[Metric] = [
         crashes,
@@ -137,7 +139,7 @@ def _of_models(table: Models) -> list[Metric]:
 
 def _hits(counted: Iterable[Metric]) -> Metric:
     """Return a counter of the requests that found their model loaded. It is the number of requests
-    that a model answered, less those that waited for it, so counting a request takes no longer."""
+    whose model was found, less those that waited for it, so counting a request takes no longer."""
     hits = 0.0
     for sample in chain.from_iterable(metric.samples for metric in counted):
         if sample.labels.get("model"):
@@ -150,5 +152,7 @@ def _hits(counted: Iterable[Metric]) -> Metric:
 
 
 class _Families(list[Metric], Collector):
+    """Metrics in the form that generate_latest accepts."""
+
     def collect(self) -> Iterable[Metric]:
         return self

@@ -1,7 +1,8 @@
 """Defines the route /openapi.json, and the routes that the web page for trying the models uses.
 (nginx serves the page itself, which is in page/.)
 
-The document is generated from the code, so it does not depend on the models that are served.
+The document is generated from the code and the routes that the settings turn on, so it does not
+depend on the models that are served.
 """
 
 import base64
@@ -110,6 +111,7 @@ def _error_responses(codes: Mapping[str, Sequence[str]]) -> JsonObject:
 
 
 def _operation(path: str, method: str, text: str, clients: JsonObject) -> JsonObject:
+    """Describe one method of a route. `text` is the docstring of its view."""
     summary, _, more = text.partition("\n")
     reply: JsonObject = {"description": "the answer"}
     if path != "/ping" and method != "DELETE":
@@ -270,12 +272,12 @@ def example(name: str) -> Response:
     """Return the model's example: an image, a text, or a JSON value for `instances`."""
     served = services().registry.get(name)
     file = served.example_file()
-    called = file.name if file else "example"
+    filename = file.name if file else "example"
     content = file.read_bytes() if file else served.example()
-    kind = mimetypes.guess_type(called)[0] or "application/octet-stream"
+    kind = mimetypes.guess_type(filename)[0] or "application/octet-stream"
     response = Response(content, mimetype=kind, headers={"X-Content-Type-Options": "nosniff"})
     # make the browser download the file instead of showing it as a page of this server
-    response.headers.set("Content-Disposition", "attachment", filename=called)
+    response.headers.set("Content-Disposition", "attachment", filename=filename)
     return response
 
 

@@ -36,7 +36,7 @@ BY_ATTRIBUTE: dict[str, type[ApiBody]] = {
     "/similarity": Similarity,
     "/pipeline": Pipeline,
 }
-# all routes, including those whose path names the model
+# all routes with such a body, including those whose path names the model
 BODIES = BY_ATTRIBUTE | {
     # TEI's clients use the base URL /models/NAME to call one model
     "/models/<path:name>/rerank": Rerank,
@@ -86,8 +86,8 @@ def _add_converter(state: BlueprintSetupState) -> None:
 
 
 def read_api(body: type[ApiBody], source: Incoming) -> ApiBody:
-    """Parse the whole body of the request, and return it as an object of the class `body`. Raise
-    InvalidRequest or PayloadTooLarge."""
+    """Parse the whole body of the request, and return it as an object of the class `body`. Raise a
+    ServingError or an HTTPException."""
     return body.of(source.whole())
 
 
@@ -101,7 +101,7 @@ def read_by_attribute(source: Incoming) -> ApiBody:
 
 
 def read_predict(source: Incoming) -> Instances:
-    """Parse the body of a request to KServe v1. Raise InvalidRequest or PayloadTooLarge."""
+    """Parse the body of a request to KServe v1. Raise a ServingError or an HTTPException."""
     return read_instances(read(JsonObject, source.whole()), "instances")
 
 

@@ -1,6 +1,6 @@
 """Creates JSON replies, and replies to failed requests. Errors have the format {"error", "code",
-"request_id"}. On routes below /v1 they have OpenAI's format, except on those of KServe v1, which
-have the same prefix."""
+"request_id"}. On routes below /v1 they have OpenAI's format, except at KServe's
+/v1/models/NAME:predict."""
 
 import logging
 import re
@@ -33,8 +33,8 @@ OPENAI = re.compile(r"/v1/(?!models/.*:predict$)")
 
 
 def public_routes() -> Iterator[tuple[str, Rule]]:
-    """Yield each route that callers may use, as a pair of its path, written as in /openapi.json,
-    and its rule."""
+    """Yield each route that callers may use, except the files of Swagger UI, as a pair of its path,
+    written as in /openapi.json, and its rule."""
     for rule in current_app.url_map.iter_rules():
         if not rule.rule.startswith("/docs/") and rule.endpoint != FOR_THE_MANAGER:
             yield shown_path(rule.rule), rule
@@ -52,8 +52,10 @@ def json_reply(value: Any, status: int = HTTPStatus.OK) -> Response:
 
 
 def error_reply(error: Exception) -> Response:
-    """Return the reply to a failed request, in the format that all errors have."""
+    """Return the reply to a failed request. Log the error if its status is 500."""
     if isinstance(error, ServingError):
+        if error.status == HTTPStatus.INTERNAL_SERVER_ERROR:
+            log.error(error.fields()["error"], exc_info=error)
         return _reply(error)
     if isinstance(error, HTTPException):
         return _http_error(error)
@@ -65,8 +67,6 @@ def _reply(error: ServingError) -> Response:
     fields = error.fields()
     if isinstance(error, TritonUnavailable) and (state := services().monitoring.describe_triton()):
         fields["error"] += f" [{state}]"
-    if error.status == HTTPStatus.INTERNAL_SERVER_ERROR:
-        log.error(fields["error"], exc_info=error)
     document: JsonObject = {**fields, "request_id": incoming().id}
     if OPENAI.match(incoming().path):
         document = {"error": _openai_error(fields, error.status)}

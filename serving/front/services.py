@@ -62,8 +62,9 @@ class Services:
             default=settings.default_model,
             want=want,
         )
-        turns = max(1, settings.inference_threads // settings.workers)
         self.budget = Budget(settings.max_body_bytes)
+        # how many requests may decode instances at a time in this worker
+        turns = max(1, settings.inference_threads // settings.workers)
         self.decoder = Decoder(Limits(), turns, settings.inference_threads)
         self.monitoring = Monitoring(self.registry, settings.status_file)
         self.hang_ups = HangUps()

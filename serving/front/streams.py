@@ -38,8 +38,9 @@ FORMATS = {
 
 def stream_reply(source: Incoming, job: Job) -> Response:
     """Wait for the first response, and return a stream that begins with it. If the model fails
-    before its first response, return the error as the only event, with the error's status. Raise
-    any other ServingError."""
+    before its first response, return the error as the only event, with the error's status. If the
+    caller has disconnected, return an empty response. Raise any other ServingError, or
+    BackendDied."""
     app = services()
     connection = source.environ.get("gunicorn.socket")
     report = partial(app.registry.report, job.served, began=monotonic())
@@ -80,7 +81,7 @@ def stream_reply(source: Incoming, job: Job) -> Response:
 
 def response_of(source: Incoming, reply: Reply) -> Response:
     """Return the Flask response for a reply in one piece. If the reply is too large for nginx to
-    buffer, the request keeps its slot until the caller has read the reply, and a caller that reads
+    buffer, the request keeps its slot until nginx has received all of it, and a caller that reads
     too slowly is cut off."""
     connection = source.environ.get("gunicorn.socket")
     length = len(reply.content)
@@ -148,6 +149,7 @@ def _events(
 
 
 def _event(event: bytes) -> Iterator[bytes]:
+    # twice, because the line that was formatted as the event still exists
     with reserve(2 * len(event), "an event of the stream"):
         yield from _pieces(event)
 

@@ -36,8 +36,9 @@ def dying_with_us(signal_name: str) -> tuple[str, ...]:
 
 
 def remove_leftovers(pattern: str, program: str, since: float) -> None:
-    """Remove the current user's folders that match the glob `pattern` and were modified after
-    `since`. Do nothing while another `program` is running, because the folders may belong to it."""
+    """Remove the current user's folders that match the glob `pattern` and were not modified
+    before `since`. Do nothing while another `program` is running, because the folders may belong to
+    it."""
     folders = glob.glob(pattern)  # noqa: PTH207
     name = f"{program}\n".encode()
     if folders and any(_read(file) == name for file in PROC.glob("[0-9]*/comm")):
@@ -151,9 +152,9 @@ class Stubs:
         self._zombies: set[int] = set()
 
     def look(self, server: int) -> list[tuple[Stub, str]]:
-        """Return the stubs that have died since the last call, each with a description of how it
-        ended. A stub counts as dead only if two calls find it dead, because tritonserver may be
-        about to reap it."""
+        """Return the stubs that have died, except those that an earlier call returned, each with a
+        description of how it ended. A stub counts as dead only if two calls find it dead, because
+        tritonserver may be about to reap it."""
         seen = self._seen
         before = self._zombies
         dead: list[tuple[Stub, str]] = []

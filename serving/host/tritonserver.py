@@ -70,7 +70,7 @@ def only_python_backends(folder: Path) -> bool:
 
 def command(flags: Mapping[str, object], backends: Path, prefix: str) -> list[str]:
     """Return tritonserver's command line. The names of the files that Python backends create in
-    /dev/shm begin with `prefix`."""
+    /dev/shm begin with `prefix`. Raise FileNotFoundError if there is no tritonserver."""
     words = [str(binary())]
     words += [f"--{name}={value}" for name, value in flags.items()]
     if only_python_backends(backends):  # repository/completion.py completes configurations instead
@@ -90,25 +90,25 @@ def environment(base: Mapping[str, str], python: str = PYTHON) -> dict[str, str]
     """
     if is_nvidia_image():
         return dict(base)
-    libraries = [package().parent.parent / f"{DISTRIBUTION.replace('-', '_')}.libs"]
+    library_folders = [package().parent.parent / f"{DISTRIBUTION.replace('-', '_')}.libs"]
     name = f"libpython{python}.so.1.0"
     existing = base.get("LD_LIBRARY_PATH", "")
     configured = Path(sysconfig.get_config_var("LIBDIR") or "/usr/lib")
-    folders = [
+    candidates = [
         configured,
         configured / (sysconfig.get_config_var("MULTIARCH") or ""),
         Path(sys.base_prefix) / "lib",
     ]
-    folders += [Path(folder) for folder in existing.split(os.pathsep) if folder]
-    if having := [folder for folder in folders if (folder / name).is_file()]:
-        libraries.append(having[0])
+    candidates += [Path(folder) for folder in existing.split(os.pathsep) if folder]
+    if with_library := [folder for folder in candidates if (folder / name).is_file()]:
+        library_folders.append(with_library[0])
     elif not ctypes.util.find_library(f"python{python}"):
         raise FileNotFoundError(
             f"{name} is missing, to which Triton's Python stub is linked: install Debian's "
             f"libpython{python}, or a Python built with --enable-shared"
         )
     return dict(base) | {
-        "LD_LIBRARY_PATH": _prepended(libraries, existing),
+        "LD_LIBRARY_PATH": _prepended(library_folders, existing),
         "PATH": _prepended([Path(sys.executable).parent], base.get("PATH", os.defpath)),
     }
 

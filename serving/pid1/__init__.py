@@ -2,6 +2,6 @@
 tritonserver and the model manager.
 
 processes.py and nginx.py contain the command lines of these processes; supervisor.py decides when
-to start, restart and stop them. This package knows nothing about models. It uses only the standard
+to start, restart and stop them. This package does not read models. It uses only the standard
 library.
 """

@@ -48,8 +48,8 @@ PREFIXES = (
 
 
 def as_json(process: str, line: str, level: str = "") -> str:
-    """Convert a log line of `process` to a JSON object, unless it already is one. If `level` is "",
-    derive it from the line."""
+    """Convert a log line of `process` to a JSON object, unless it already is one. `level` is
+    used as in read_text."""
     if read_object(line):
         return line.translate(ESCAPED)
     now = datetime.now(UTC).isoformat(timespec="milliseconds")
@@ -85,7 +85,8 @@ def as_text(process: str, line: str, level: str = "") -> str:
 
 def read_text(line: str, level: str = "") -> dict[str, str]:
     """Return the fields of a log line that is not JSON: its level, its message and, if the line
-    contains it, the source file as "logger". Guess the level if the line does not contain it."""
+    contains it, the source file as "logger". If the line does not contain its level, use `level`
+    or, if that is "", guess it."""
     matches = (prefix.match(line) for prefix in PREFIXES)
     match = next(filter(None, matches), None)
     if match is None:
@@ -110,8 +111,8 @@ def read_object(line: str) -> dict[str, Any]:
 
 class Output:
     """Writes log lines to a file descriptor. Thread-safe. While no process reads the log, lines are
-    dropped, so that the supervisor does not block. When the log is read again, a line says how many
-    were dropped."""
+    dropped, so that the supervisor does not block for long. When the log is read again, a line says
+    how many were dropped."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -120,8 +121,8 @@ class Output:
         self._dropped = 0
 
     def write(self, process: str, *lines: str, level: str = "") -> None:
-        """Write the lines. If the reader does not take them within OUTPUT_PATIENCE seconds, count
-        them as dropped."""
+        """Write the lines. If the reader does not take all of them, because it pauses for more than
+        OUTPUT_PATIENCE seconds, count all of them as dropped."""
         data = "".join(f"{self._format(process, line, level)}\n" for line in lines).encode()
         with self._lock:
             # do not wait again for a reader that is still stalled
@@ -179,8 +180,8 @@ class Pump(threading.Thread):
         return line
 
     def last_error(self) -> str:
-        """Return the last line that looks like an error, or else the last line that is not
-        empty."""
+        """Return the last line that looks like an error, or else the last line that is not empty.
+        Lines of JSON do not count. Wait briefly for the end of the output."""
         self.join(OUTPUT_END_TIMEOUT)
         return self._last_error or self._last_line
 
@@ -189,8 +190,9 @@ def read_lines(stream: IO[bytes]) -> Iterator[list[str]]:
     """Yield the lines of the stream as they arrive, in lists. Truncate each line to 16 KiB, and
     replace bytes that are not UTF-8."""
     rest = b""
+    # at the end of the stream, add the line break that the last line lacks
     while data := os.read(stream.fileno(), CHUNK) or (rest and b"\n"):
         *whole, rest = (rest + data).split(b"\n")
-        rest = rest[: LINE_LIMIT + 1]
+        rest = rest[:LINE_LIMIT]
         if whole:
             yield [line[:LINE_LIMIT].decode("utf-8", "replace").rstrip("\r") for line in whole]

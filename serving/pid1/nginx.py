@@ -12,14 +12,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from serving.host.machine import cpu_quota
-from serving.pid1.resources import FILES_PER_REQUEST, OWN_FILES, raise_file_limit
+from serving.pid1.resources import FILES_PER_REQUEST, OWN_FILES, set_file_limit
 from serving.pid1.system import Process
 from serving.settings.table import Settings
 
 ROOT = Path(__file__).resolve().parents[2]
 TEMPLATE = ROOT / "nginx.conf"
 SECTION = re.compile(r"^ *\{\{#(\w+)\}\}\n(.*?)^ *\{\{/\1\}\}\n", re.MULTILINE | re.DOTALL)
-FEWEST_REQUESTS = 512
+FEWEST_REQUESTS = 512  # lower bound of nginx's limit of requests, if it has enough connections
 # Maximum number of simultaneous uploads of 4 MB or more, which nginx keeps in files. The limit is
 # lower if the memory for requests cannot hold MOST_UPLOADS bodies of the maximum size.
 MOST_UPLOADS = 64
@@ -64,7 +64,8 @@ def nginx(
 ) -> Process:
     """Describe nginx's process, and write nginx.conf into the run folder. nginx inherits the
     listeners, which the environment variable NGINX lists. The program is searched for on the PATH
-    and in `folders`."""
+    and in `folders`. Raise FileNotFoundError if it is missing, and SettingsError if too few open
+    files are allowed."""
     binary = shutil.which("nginx", path=f"{environ.get('PATH', os.defpath)}:{folders}")
     if not binary:
         raise FileNotFoundError(
@@ -93,9 +94,11 @@ def nginx(
 def nginx_configuration(settings: Settings) -> str:
     """Return the text of nginx.conf, made from the template. {{name}} is replaced by its entry in
     `values`, or else by the setting of that name. A section {{#name}} … {{/name}} is removed if the
-    value for `name` is false."""
-    roomy = max(USUAL_CONNECTIONS, 2 * FILES_PER_REQUEST * settings.max_concurrency)
-    connections = min(raise_file_limit(settings.max_concurrency) - OWN_FILES, roomy)
+    value for `name` is false. To allow nginx its connections, set the limit of open files, and
+    raise SettingsError if that fails."""
+    # each worker of nginx can hold twice as many requests as the Flask app admits
+    wanted = max(USUAL_CONNECTIONS, 2 * FILES_PER_REQUEST * settings.max_concurrency)
+    connections = min(set_file_limit(settings.max_concurrency) - OWN_FILES, wanted)
     values = {
         # Run the workers as the same user as nginx. By default, if that is root, nginx would run
         # them as another user, who cannot enter the run folder.

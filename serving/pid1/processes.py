@@ -58,7 +58,8 @@ def all_processes(
     settings: Settings, environ: Mapping[str, str], listeners: Sequence[socket.socket] = ()
 ) -> list[Process]:
     """Return the processes in the order in which they are started. nginx inherits the listeners.
-    Raise FileNotFoundError if a program is missing."""
+    Create their folders and configuration files. Raise FileNotFoundError if a program is missing,
+    and SettingsError if too few open files are allowed."""
     front = {
         **environ,
         **settings.environment(),
@@ -82,9 +83,9 @@ def all_processes(
 
 
 def gunicorn(settings: Settings, environ: Mapping[str, str]) -> Process:
-    """Describe gunicorn's process. A worker accepts no more connections than it has threads, so
-    that no request waits for a busy worker while another worker is free. gunicorn itself replaces
-    workers that hang."""
+    """Describe gunicorn's process, and empty the folder of its counts, so that they begin at 0. A
+    worker accepts no more connections than it has threads, so that no request waits for a busy
+    worker while another worker is free. gunicorn itself replaces workers that hang."""
     flags = {
         "chdir": ROOT,
         "worker-class": "serving.front.gunicorn_worker.Worker",
@@ -109,7 +110,7 @@ def gunicorn(settings: Settings, environ: Mapping[str, str]) -> Process:
     command += ["--permit-unconventional-http-method"]
     command += [f"--bind=unix:{path}" for path in (settings.gunicorn_socket, settings.large_socket)]
     command += [f"--{name}={value}" for name, value in flags.items()]
-    counts = settings.run_dir / "metrics"  # emptied, so that the counters begin at 0
+    counts = settings.run_dir / "metrics"
     shutil.rmtree(counts, ignore_errors=True)
     counts.mkdir()
     own = {
@@ -175,8 +176,9 @@ def cloudwatch_agent(settings: Settings, environ: Mapping[str, str]) -> list[Pro
 def triton(
     settings: Settings, environ: Mapping[str, str], gpus: Callable[[], int] = gpu_count
 ) -> Process:
-    """Describe tritonserver's process. The names of its files in /dev/shm begin with a unique
-    prefix, so that the files can be removed if it is killed."""
+    """Describe tritonserver's process, and create its folders. The names of its files in /dev/shm
+    begin with a unique prefix, which is written to `shared_memory_file`, so that the files can be
+    removed if it is killed."""
     backends = tritonserver.backend_directory()
     settings.triton_folder.mkdir(mode=0o700, exist_ok=True)
     settings.staged_folder.mkdir(exist_ok=True)

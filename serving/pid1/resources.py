@@ -24,10 +24,10 @@ BACKLOG = 1024  # connections that may wait to be accepted; the same as in nginx
 SHARED_MEMORY = Path("/dev/shm")
 
 
-def raise_file_limit(max_concurrency: int) -> int:
-    """Raise the limit of open files for this process and all that it starts, but not above the hard
-    limit. Return the new limit. Raise SettingsError if it is too low for `max_concurrency`
-    requests."""
+def set_file_limit(max_concurrency: int) -> int:
+    """Set the limit of open files for this process and all that it starts to MOST_FILES or, if they
+    need more, to that number, but not above the hard limit. Return the new limit. Raise
+    SettingsError if it is too low for `max_concurrency` requests."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     needed = max(FEWEST_FILES, OWN_FILES + FILES_PER_REQUEST * max_concurrency)
     limit = max(needed, MOST_FILES)
@@ -44,6 +44,7 @@ def raise_file_limit(max_concurrency: int) -> int:
     return limit
 
 
+# how an error names the variables of a port that has several
 PORT_VARIABLES = {"SAGEMAKER_BIND_TO_PORT": "PORT or SAGEMAKER_BIND_TO_PORT"}
 
 
@@ -85,13 +86,14 @@ def new_prefix() -> str:
 def held(prefix: str, folder: Path = SHARED_MEMORY) -> Iterator[None]:
     """Remove files that killed servers have left in /dev/shm. They can outlive a container if
     /dev/shm is a volume of its pod, or that of the host. Inside the `with` block, hold a lock that
-    keeps other servers from removing this server's files, which begin with `prefix`."""
+    keeps other servers from removing this server's files, which begin with `prefix`. At its end,
+    remove these files."""
     for lock in folder.glob(f"lock-serve-{'[0-9a-f]' * 16}"):
         with contextlib.suppress(OSError), lock.open("r+b") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             _remove(lock.name.removeprefix("lock-"), folder)
     with contextlib.ExitStack() as locked:
-        with contextlib.suppress(OSError):  # `serve` warns elsewhere if /dev/shm is full or missing
+        with contextlib.suppress(OSError):  # /dev/shm may be full, or missing (`serve` warns then)
             lock_file = locked.enter_context((folder / f"lock-{prefix}").open("xb"))
             fcntl.flock(lock_file, fcntl.LOCK_EX)
             locked.callback(_remove, prefix, folder)

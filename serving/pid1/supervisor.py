@@ -1,15 +1,16 @@
 """Decides when the processes are started, restarted, killed and stopped.
 
-    starting --processes run, /ping answers 200--> ready --SIGTERM, SIGINT, SIGHUP--> stopping
+    starting --processes run, /ping answers 200--> ready --a signal in STOP_SIGNALS--> stopping
         ^------------- a process dies ---------------/
 
-A process that dies is restarted after a pause that grows each time. A process that does not answer
-its health check (`Process.answers_at`) for `hang_timeout` seconds is killed, which counts as a
-death.
+A process that dies is restarted after a pause, which grows with its deaths in the last minute. A
+process that does not answer its health check (`Process.answers_at`) for `hang_timeout` seconds is
+killed, which counts as a death.
 
-Supervision fails, and the log says why, if one process dies more than five times in a minute, if
-startup takes too long, or if /ping says that waiting will not help. Deaths for lack of memory do
-not count, because callers can cause them. Tests replay such events with a fake System.
+Supervision fails, and the log says why, if a process that is not optional cannot be started or dies
+more than five times in a minute, if it takes too long until the server is ready (again), or if
+/ping says, before the server was ready once, that waiting will not help. Deaths for lack of memory
+do not count, because callers can cause them. Tests replay such events with a fake System.
 """
 
 import math
@@ -100,6 +101,7 @@ class Supervisor:
         return POLL_INTERVAL if waiting or self._stage != "ready" else IDLE_INTERVAL
 
     def _start_due(self) -> None:
+        """Start each process that is not running and whose pause is over."""
         for child in self._children:
             if child.pid is None and self._system.now() >= child.retry_at:
                 try:
@@ -119,10 +121,11 @@ class Supervisor:
         now = self._system.now()
         name = child.process.name
         cause = self._cause_of_kill(code)
-        child.last_exit = describe_exit(code, cause)
         if child.hangs:
             limit = self._settings.hang_timeout
             child.last_exit = f"was killed because it did not answer for {limit:g} s"
+        else:
+            child.last_exit = describe_exit(code, cause)
         child.pid = None
         child.hangs = False
         times = [time for time in child.deaths if time > now - WINDOW]
@@ -146,7 +149,8 @@ class Supervisor:
             self._system.say(f"{name} {child.last_exit}; starting it again in {pause:g} s", "error")
 
     def _cause_of_kill(self, code: int) -> str:
-        """Return why a process with this exit code was killed, or "" if it was not killed."""
+        """Return why a process with this exit code was killed by SIGKILL, or "" if it was not. Call
+        this once for each death, because it remembers the number of OOM kills."""
         before = self._oom_kills
         self._oom_kills = self._system.oom_kills()
         if code != -signal.SIGKILL:
@@ -173,6 +177,8 @@ class Supervisor:
         self._system.say(f"{reason}; going on without {child.process.name}", "error")
 
     def _check_readiness(self) -> None:
+        """Log that everything is ready, or why not yet. Raise Failure if waiting will not help or
+        takes too long."""
         if self._stage == "ready":
             return
         down = [

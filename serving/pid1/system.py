@@ -23,7 +23,7 @@ from serving.pid1.log import OUTPUT_END_TIMEOUT, Output, Pump
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 PING_TIMEOUT = 2.0
-ATTEMPTS = 3  # consecutive failed health checks after which a process counts as hung
+ATTEMPTS = 3  # one health check may take 1 / ATTEMPTS of the hang timeout
 PAUSE = 1.0  # seconds between health checks
 # CLOCK_REALTIME_COARSE, the clock from which files get their modification times. It is up to 4 ms
 # behind time.time().
@@ -63,9 +63,9 @@ class HealthCheck(threading.Thread):
     """A thread that checks a server's health repeatedly, each time with a new connection, until
     `ended` is set.
 
-    `silence` is how many seconds the checks since the server's last response have taken. It stays
-    0.0 until the server has responded for the first time. A check counts for at most its timeout,
-    because it takes longer if the whole container is paused.
+    `silence` is how many seconds the checks since the server's last response, and the pauses before
+    them, have taken. It stays 0.0 until the server has responded for the first time. A check counts
+    for at most its timeout, because it takes longer if the whole container is paused.
     """
 
     def __init__(
@@ -91,6 +91,7 @@ class HealthCheck(threading.Thread):
             self.ask()
 
     def ask(self) -> None:
+        """Check once, and update `silence`."""
         began = self._clock()
         try:
             self._send(self._address, self._path, self._timeout)
@@ -150,8 +151,8 @@ class System:
             return None
 
     def start(self, process: Process) -> int:
-        """Start the process as the leader of a new process group, and return its pid. Raise
-        OSError."""
+        """Start the process as the leader of a new process group, and the threads that log its
+        output and check its health. Return its pid. Raise OSError."""
         started = time.clock_gettime(FILE_CLOCK)
         child = subprocess.Popen(
             (*self._prefix, *process.command),

@@ -37,15 +37,17 @@ def markdown() -> str:
 
 def help_text() -> str:
     """Return the part of --help that describes the settings, with two lines for each."""
-    return "\n".join(
-        f"  {', '.join(row.variables)}\n      {row.help} (default: {row.default})" for row in TABLE
-    )
+    lines = []
+    for row in TABLE:
+        default = row.formatter(row.default) or "none"
+        lines.append(f"  {', '.join(row.variables)}\n      {row.help} (default: {default})")
+    return "\n".join(lines)
 
 
 def print_config(settings: Settings, environ: Mapping[str, str]) -> str:
-    """Return a line `VARIABLE=value  # source` for each setting, quoted for a shell. Secrets are
-    masked. The source says "derived" if the value was computed from the machine or from other
-    settings."""
+    """Return a line `VARIABLE=value  # source` for each setting, with the value quoted for a shell.
+    Secrets are masked. The source says "derived" if the value was computed from the machine or from
+    other settings."""
     lines = []
     for row in TABLE:
         value = getattr(settings, row.name)

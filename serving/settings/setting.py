@@ -34,8 +34,7 @@ def format_value(value: Any) -> str:
 @dataclass(frozen=True, kw_only=True)
 class Setting(NamedValue):
     """Describes a value that is read from environment variables. The first of `variables` that is
-    set and not empty counts. The first one is also the setting's main name, which --print-config
-    shows."""
+    set and not empty counts. variables[0] is the setting's main name, shown by --print-config."""
 
     variables: tuple[str, ...]
     formatter: Callable[[Any], str] = format_value  # the inverse of `parse`
@@ -58,7 +57,8 @@ class Setting(NamedValue):
 
 def parse_paths(text: str) -> tuple[Path, ...]:
     """Parse a path, several paths separated by colons, or the URL of one bucket. The URL becomes a
-    Path, from which `bucket_url` recreates it without repeated or final slashes."""
+    Path, from which `bucket_url` recreates it without repeated or final slashes. Raise
+    ValueError."""
     if BUCKET.fullmatch(text):
         return (Path(text),)
     parts = [part.strip() for part in text.split(":")]
@@ -79,7 +79,7 @@ def format_paths(paths: tuple[Path, ...]) -> str:
 
 
 def parse_origins(text: str) -> tuple[str, ...]:
-    """Parse origins, SCHEME://HOST[:PORT], separated by commas."""
+    """Parse origins, SCHEME://HOST[:PORT], separated by commas. Raise ValueError."""
     origins = tuple(part.strip().lower() for part in text.split(","))
     for origin in origins:
         if not re.fullmatch(r"https?://([a-z0-9.-]+|\[[0-9a-f:.]+\])(:[0-9]{1,5})?", origin):
@@ -88,7 +88,8 @@ def parse_origins(text: str) -> tuple[str, ...]:
 
 
 def parse_port_range(text: str) -> tuple[int, ...]:
-    """Parse a range of ports, LOW-HIGH, to (low, high). Both ports belong to the range."""
+    """Parse a range of ports, LOW-HIGH, to (low, high). Both ports belong to the range.
+    Raise ValueError."""
     low, high = map(int, text.split("-"))
     if not 1 <= low <= high <= 65535:
         raise ValueError(text)
@@ -111,7 +112,7 @@ def parse_log_level(text: str) -> str:
 
 def parse_header_secret(text: str) -> str:
     """Check that the text is HEADER=VALUE, and that the value contains only characters that are
-    allowed in a header. Return it unchanged."""
+    allowed in a header. Return it unchanged. Raise ValueError."""
     if not re.fullmatch(r"[A-Za-z0-9-]+=[!-~]([ -~]*[!-~])?", text):
         raise ValueError(text)
     return text

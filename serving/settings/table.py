@@ -110,7 +110,7 @@ _switch = partial(_choice, parser=parse_switch)
 @dataclass(frozen=True)
 class Settings:
     """The values of all settings. Each field is a row of the table. Timeouts are in seconds, and
-    sizes in MiB."""
+    sizes called `…_mb` in MiB."""
 
     load_timeout: ClassVar[float] = 350.0  # SageMaker's own limit for a load or an unload is 360 s
 
@@ -338,8 +338,8 @@ class Settings:
         "false",
         "auto",
         "true",
-        help="whether changed, added and removed model folders take effect without a restart; "
-        "auto: true unless SAGEMAKER_MULTI_MODEL is true",
+        help="whether changed, added and removed models take effect without a restart; "
+        "auto: true unless multi-model, on-demand or SERVE_KSERVE=trusted",
     )
     models: str = _choice(
         "SERVE_MODELS",
@@ -502,8 +502,8 @@ class Settings:
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str], machine: Machine | None = None) -> "Settings":
-        """Read the settings from the variables, check them, and replace every "auto" by a value.
-        Raise a SettingsError that lists all mistakes."""
+        """Read the settings from the variables, check them, and replace each "auto" or 0 whose
+        value is already known. Raise a SettingsError that lists all mistakes."""
         values: dict[str, Any] = {}
         mistakes: list[str] = []
         for setting in TABLE:
@@ -517,9 +517,11 @@ class Settings:
         return _by_platform(settings, environ).settled(machine or this_machine())
 
     def settled(self, machine: Machine) -> "Settings":
-        """Return these settings with every 0 or auto that depends on the machine replaced by a
-        value. Make paths absolute, because child processes run in another folder. Keep an auto for
-        the model repository, which final_folders in serving/repository/layout.py replaces."""
+        """Return these settings with each 0 or auto that depends on processors, memory, GPUs or
+        other settings replaced by a value. Make the repositories' paths absolute, because child
+        processes run in another folder. Keep an auto for the model repository, which final_folders
+        in serving/repository/layout.py replaces, and those for the run folder and the CPU
+        engine."""
         workers = self.workers or max(
             1, min(math.ceil(machine.cpus), machine.memory // MEMORY_PER_WORKER, 16)
         )
@@ -530,9 +532,9 @@ class Settings:
             repositories = tuple(path if path == AUTO else path.absolute() for path in repositories)
         device = "gpu" if machine.gpu else "cpu"
         health = "live" if self.policy.by_call else "ready"
-        largest = LARGEST_BODY
-        # if neither setting allows bodies of any size, batch transform's payload must fit
-        if self.max_body_mb and self.batch_payload_mb:
+        if 0 in (self.max_body_mb, self.batch_payload_mb):  # bodies of any size
+            largest = LARGEST_BODY
+        else:  # batch transform's payload must fit
             largest = max(self.max_body_mb, float(self.batch_payload_mb))
         return replace(
             self,
@@ -561,7 +563,7 @@ class Settings:
     @property
     def threads(self) -> int:
         """Return the number of threads per worker: one more than the worker's share of
-        SERVE_MAX_CONCURRENCY, so that one thread is always free for /ping."""
+        SERVE_MAX_CONCURRENCY, so that threads for /ping are left when that limit is reached."""
         return math.ceil(self.max_concurrency / self.workers) + 1
 
     @property
@@ -627,15 +629,11 @@ class Settings:
         payload = self.batch_payload_mb
         concurrency = self.batch_concurrency
         if payload < 0:
-            payload = min(
-                DEFAULT_PAYLOAD,
-                int(self.max_body_mb) or 1,
-                BATCH_MEGABYTES // (concurrency or 1) or 1,
-            )
+            share = BATCH_MEGABYTES // max(1, concurrency)
+            payload = max(1, min(DEFAULT_PAYLOAD, int(self.max_body_mb), share))
         if not concurrency:
-            concurrency = max(
-                1, min(2 * self.workers, self.max_concurrency, BATCH_MEGABYTES // (payload or 1))
-            )
+            most = BATCH_MEGABYTES // max(1, payload)
+            concurrency = max(1, min(2 * self.workers, self.max_concurrency, most))
         return {
             "MaxConcurrentTransforms": concurrency,
             "BatchStrategy": self.batch_strategy,
@@ -655,8 +653,8 @@ class Settings:
 
     @property
     def most_workers(self) -> int:
-        """Return how many processes gunicorn may have at once: the master, the workers, and old
-        workers that have not ended yet."""
+        """Return how many workers gunicorn may have at once, including old workers that have not
+        ended yet."""
         return 4 * self.all_workers + 1
 
 
@@ -690,8 +688,8 @@ def contradictions(settings: Settings) -> Iterator[str]:
 
 
 def _contradictions_of_ports(settings: Settings) -> Iterator[str]:
-    """Yield an error message for each port outside SAGEMAKER_SAFE_PORT_RANGE, and for two equal
-    ports."""
+    """Yield an error message for each port except SAGEMAKER_BIND_TO_PORT that is outside
+    SAGEMAKER_SAFE_PORT_RANGE, and for each two equal ports."""
     if settings.safe_port_range:
         low, high = settings.safe_port_range
         for name, port in settings.ports.items():

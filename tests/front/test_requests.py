@@ -63,6 +63,14 @@ def test_start_the_deadline_now_without_nginx(headers: dict[str, str]) -> None:
     )
 
 
+def test_log_an_unexpected_error_once(caplog: pytest.LogCaptureFixture) -> None:
+    app = create_app(Settings.from_env({}))
+    app.add_url_rule("/fails", view_func=lambda: str(1 // 0))
+    reply = app.test_client().get("/fails")
+    assert (reply.status_code, reply.get_json()["code"]) == (500, "internal_error")
+    assert [record.message for record in caplog.records] == ["the request failed"]
+
+
 @pytest.mark.parametrize("path", ["/openapi.json", "/nowhere"])
 def test_drain_a_body_that_no_route_reads(path: str) -> None:
     body = io.BytesIO(b"x" * 1000)

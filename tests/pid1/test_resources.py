@@ -27,9 +27,9 @@ with held(sys.argv[1], Path(sys.argv[2])):
 
 RAISE = """
 import resource, sys
-from serving.pid1.resources import raise_file_limit
+from serving.pid1.resources import set_file_limit
 resource.setrlimit(resource.RLIMIT_NOFILE, (100, int(sys.argv[1])))
-print(raise_file_limit(128), resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+print(set_file_limit(128), resource.getrlimit(resource.RLIMIT_NOFILE)[0])
 """
 
 

@@ -73,6 +73,12 @@ def test_list_every_variable_in_the_help() -> None:
     assert not [name for row in TABLE for name in row.variables if name not in done.stdout]
 
 
+def test_write_defaults_in_the_help_as_in_a_variable() -> None:
+    text = run("--help").stdout
+    for name, default in [("SERVE_MODEL_REPOSITORY", "auto"), ("SAGEMAKER_BATCH", "false")]:
+        assert re.search(rf"^  {name}\n.*\(default: {default}\)$", text, re.MULTILINE)
+
+
 @pytest.mark.parametrize("arguments", [("train",), ("--port", "80")])
 def test_refuse_unknown_arguments(arguments: tuple[str, ...]) -> None:
     done = run(*arguments)
