@@ -35,8 +35,8 @@ from serving.settings.table import AT_START, ON_CHANGE, ON_DEMAND, ON_POST, Sett
 from serving.triton.gateway import TritonGateway
 
 log = logging.getLogger(__name__)
-PAUSE = 0.2  # seconds between checks of the processes
-LOOK = 1.0  # seconds between checks of the model folders
+WATCH_PAUSE = 0.2  # seconds between calls of Watch.step
+POLICY_PAUSE = 1.0  # seconds between calls of Policy.step
 POLICIES: dict[str, type[Policy]] = {
     AT_START.name: AtStart,
     ON_CHANGE.name: OnChange,
@@ -96,7 +96,7 @@ class Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def log_message(self, *_: Any) -> None:
-        """Log nothing, because nginx has logged the requests already."""
+        """Log nothing, because nginx logs the callers' requests."""
 
 
 class Watch:
@@ -117,7 +117,7 @@ class Watch:
         if pid != before:
             if before:
                 log.info("tritonserver has ended; the next one loads its models again")
-            self.manager.start_server(pid)
+            self.manager.record_server(pid)
             self._has_taken_up = False
         if not pid:
             return
@@ -148,6 +148,7 @@ def repeat(step: Callable[[], None], seconds: float, failure: str) -> None:
 
 
 def start(*loop: Any) -> None:
+    """Call `repeat` with these arguments in a new thread."""
     threading.Thread(target=repeat, args=loop, daemon=True).start()
 
 
@@ -161,20 +162,20 @@ def main() -> None:
     )
     policy = POLICIES[settings.policy.name](manager)
     watch = Watch(manager, policy)
-    start(watch.step, PAUSE, "cannot look at the models' processes")
+    start(watch.step, WATCH_PAUSE, "cannot look at the models' processes")
     Examples(manager, policy).start()
     settings.deaths_socket.unlink(missing_ok=True)
-    heard = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-    heard.bind(str(settings.deaths_socket))
+    deaths = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    deaths.bind(str(settings.deaths_socket))
 
-    def hear() -> None:
-        watch.recovery.report(Report(**json.loads(heard.recv(64 * 1024))))
+    def receive_death() -> None:
+        watch.recovery.report(Report(**json.loads(deaths.recv(64 * 1024))))
 
-    start(hear, 0.0, "cannot read the report of a dead process")
+    start(receive_death, 0.0, "cannot read the report of a dead process")
     threading.Thread(
         target=Server(str(settings.manager_socket), policy).serve_forever, daemon=True
     ).start()
-    repeat(policy.step, LOOK, "cannot look at the model folders; what is served stays")
+    repeat(policy.step, POLICY_PAUSE, "cannot update the models; what is served stays")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
 """Tests each newly loaded model with its example, by asking a gunicorn worker to call the model.
 
 A worker makes the call rather than this process, because a model's client may import anything. The
-worker's route for this is not public. Models that POST /models loads are not tested. Models whose
-folders have changed are not tested again, because on_change.py has already checked them.
+worker's route for this is not public. Models that calls load (on_post.py, on_demand.py) are not
+tested. Models whose folders have changed are not tested again, because on_change.py has already
+checked them.
 """
 
 import json
@@ -45,22 +46,27 @@ class Examples(threading.Thread):
                 self.manager.changed.wait()
 
     def step(self) -> float:
-        """Test each model that has not answered its example yet. Return the seconds until the next
-        test, or 0 if there is nothing to test until the table changes."""
+        """Test each ready model that has not answered its example yet, and update `was_ready`.
+        Return the seconds until the next test, or 0 if there is nothing to test until the table
+        changes."""
         models = self.manager.models()
         pending = [
             entry
             for entry in models.current.values()
             if entry.state == READY and not entry.answered
         ]
-        pauses = [self._settle(entry, models.server) for entry in pending]
+        pauses = [self._test(entry, models.server) for entry in pending]
         self.manager.write(
             lambda table: replace(table, was_ready=table.was_ready or not table.unready())
         )
         return max(pauses, default=0.0)
 
-    def _settle(self, entry: Entry, server: int) -> float:
-        def answered(models: Models) -> Models:
+    def _test(self, entry: Entry, server: int) -> float:
+        """Test the model with its example, and record the result. `server` is tritonserver's
+        process id before the test. Return the seconds until the model must be tested again, or
+        0."""
+
+        def with_answer(models: Models) -> Models:
             """Record the answer, unless the model or tritonserver has been replaced since."""
             latest = models.latest(entry)
             if models.server != server or latest is None:
@@ -79,7 +85,7 @@ class Examples(threading.Thread):
             log.debug("no worker answers: %s", err)
             return NO_WORKER
         else:
-            self.manager.write(answered)
+            self.manager.write(with_answer)
         return 0.0
 
     def _ask(self, name: str) -> None:

@@ -11,8 +11,8 @@ from serving.triton.connection import Connection
 def load(
     gateway: Connection, store: Store, name: str, parts: Collection[str], seconds: float
 ) -> tuple[str, ...]:
-    """Make Triton load the model `name` and, if it is an ensemble, its `parts`. Return the versions
-    that were loaded. Raise a ServingError."""
+    """Make Triton load the model `name`, with the models that it calls. `parts` contains their
+    names, and may contain others. Return the versions that were loaded. Raise a ServingError."""
     try:
         return gateway.load(name, seconds)
     except (OutOfMemory, TritonTimeout, TritonUnavailable):
@@ -24,7 +24,7 @@ def load(
                 index = gateway.index()
             failed = [each for each in index if each.has_failed and each.name in parts]
             reasons |= {each.name: each.reason for each in failed}
-        left = [store.leave_openvino(each, reason) for each, reason in reasons.items()]
-        if not any(left):
+        switched = [store.leave_openvino(each, reason) for each, reason in reasons.items()]
+        if not any(switched):
             raise
         return gateway.load(name, seconds)

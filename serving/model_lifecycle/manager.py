@@ -30,7 +30,7 @@ from serving.triton.gateway import TritonGateway
 from serving.triton.quirks import PREFACE, STUB_SECONDS
 
 log = logging.getLogger(__name__)
-PAUSE = 0.05
+PAUSE = 0.05  # seconds between checks while it waits for Triton or for calls in flight
 # If Triton takes more than this many seconds to unload a model, the model's processes are killed.
 # An unload usually takes 1.7 s, and no call is in flight any more when it begins.
 UNLOAD_SECONDS = 15.0
@@ -48,7 +48,7 @@ class Manager:
         self._models = self._table.look()
         self._lock = threading.Lock()
         self.changed = threading.Event()  # set whenever the table changes
-        self._changing: dict[str, threading.Lock] = {}
+        self._changing: dict[str, threading.Lock] = {}  # the lock of each model
         self.load_timeout = settings.load_timeout
         self.unload_timeout = UNLOAD_SECONDS
         policy = settings.policy.name
@@ -63,7 +63,9 @@ class Manager:
     def write(self, change: Callable[[Models], Models]) -> bool:
         """Replace the table with `change(table)`. Return whether that changed anything."""
         with self._lock:
-            if has_changed := (changed := change(self._models)) != self._models:
+            changed = change(self._models)
+            has_changed = changed != self._models
+            if has_changed:
                 self._table.write(changed)
                 self._models = changed
                 self.changed.set()
@@ -76,12 +78,12 @@ class Manager:
     def remove(self, name: str) -> None:
         self.write(
             lambda models: replace(
-                models, entries={k: e for k, e in models.entries.items() if k != name}
+                models, entries={key: entry for key, entry in models.entries.items() if key != name}
             )
         )
 
     def update(self, entry: Entry, **fields: Any) -> None:
-        """Change fields of an entry, unless another load has replaced it."""
+        """Change fields of an entry, if the table still contains this load of the model."""
         self.write(lambda models: models.updated(entry, **fields))
 
     def move(self, entry: Entry, event: Event, **fields: Any) -> bool:
@@ -89,14 +91,14 @@ class Manager:
         if the event does not apply."""
         return self.write(lambda models: models.moved(entry, event, **fields))
 
-    def start_server(self, pid: int) -> None:
+    def record_server(self, pid: int) -> None:
         """Record the process id of a new tritonserver, or 0 if there is none. If there was one
-        before, mark all models as loading."""
+        before, mark all models as loading, except those that are being unloaded."""
 
         def change(models: Models) -> Models:
             if models.server:
                 reason = "tritonserver was started again"
-                answered = models.by_call
+                answered = models.by_call  # models that calls load are not tested
                 models = models.all_moved(Event.SERVER_STARTED, reason=reason, answered=answered)
             return replace(models, server=pid, reloads=0)
 
@@ -197,9 +199,9 @@ class Manager:
 
         While it unloads a model, Triton waits for a process that hangs, and forever for one that
         has died. So if the unload takes longer than UNLOAD_SECONDS, kill the model's processes and
-        call `unload_dead`. Triton also waits until a load of the model has ended. So if the model
-        is still being loaded, first kill its processes, which ends the load. Raise TritonTimeout or
-        TritonUnavailable.
+        call `unload_dead`. If that does not help, kill tritonserver. Triton also waits until a load
+        of the model has ended. So if the model is still being loaded after STUB_SECONDS, first end
+        the load (`_end_load`). Raise TritonTimeout or TritonUnavailable.
         """
         self.move(entry, Event.UNLOAD)
         seconds = self.load_timeout
@@ -225,8 +227,9 @@ class Manager:
         self.remove(entry.name)
 
     def _end_load(self, entry: Entry) -> None:
-        """Make Triton's load of the model fail by killing the model's processes. Raise
-        TritonTimeout if the load does not end."""
+        """Make Triton's load of the model fail by killing the model's processes. If the load does
+        not end, kill tritonserver, unless a C++ backend may just be slow, and raise
+        TritonTimeout."""
         has_killed = self._kill_processes(entry)
         if not self._becomes(lambda: "LOADING" not in self._states(entry), self.unload_timeout):
             # the load never ends if the process was killed before it had connected to tritonserver
@@ -264,7 +267,7 @@ class Manager:
         return {v.state for v in versions if v.name == entry.triton_name or v.state != "READY"}
 
     def _kill_processes(self, entry: Entry) -> bool:
-        """Kill the model's processes. Return whether there were any."""
+        """Kill the processes of the model and of its parts. Return whether there were any."""
         stubs = Stubs()
         stubs.look(self.pid())
         names = (entry.triton_name, *entry.parts)
@@ -288,7 +291,8 @@ class Manager:
 
     def take_up(self) -> list[tuple[Entry, str]]:
         """Record which models are ready after tritonserver has started and loaded the staged
-        models. Return the models that failed, each with the reason. Raise TritonUnavailable or
+        models. Try again to load those that failed, and return those that fail again, each with the
+        reason. Also remove staged models that are not in the table. Raise TritonUnavailable or
         TritonTimeout."""
         states: dict[str, dict[str, str]] = {}
         for version in self.index():

@@ -93,8 +93,8 @@ class OnChange(Policy):
         self._seen: dict[str, ModelFolder] = {}
 
     def _look(self) -> dict[str, ModelFolder]:
-        """Return the model folders, keyed by name. Raise OSError if a repository cannot be read:
-        its models must not be treated as removed."""
+        """Return the model folders, keyed by name, and update `_since`. Raise OSError if a
+        repository cannot be read: its models must not be treated as removed."""
         paths = [*chain.from_iterable(map(folders_in, self.settings.model_repositories))]
         folders: dict[str, ModelFolder] = {}
         for path in reversed(paths):
@@ -132,13 +132,13 @@ class OnChange(Policy):
             lambda rejection: rejection.folders == _states(folders, rejection.folders)
         )
         wanted = _wanted(self.settings, folders)
-        rejected = [rejection.folders for rejection in self.manager.models().rejected]
+        rejected_states = [rejection.folders for rejection in self.manager.models().rejected]
         units = [
             unit
             for unit in _units(wanted, folders, self.manager.models().entries)
-            if _states(folders, unit) not in rejected
+            if _states(folders, unit) not in rejected_states
         ]
-        new = set().union(*units) & wanted - self.manager.models().entries.keys()
+        new = set().union(*units) & (wanted - self.manager.models().entries.keys())
         self.manager.write(lambda models: replace(models, checking=tuple(sorted(new))))
         for unit in units:
             state = _states(folders, unit)
@@ -156,9 +156,9 @@ class OnChange(Policy):
 
     def _change(self, unit: Collection[str], folders: Mapping[str, ModelFolder]) -> None:
         """Check the models in `folders`, and serve them. Stop serving the other models of the
-        `unit`, whose folders were removed. Raise Rejected, or TritonUnavailable if Triton is not
-        running."""
-        self.manager.gateway.is_live()
+        `unit`, which were removed or are no longer wanted. Raise Rejected, or TritonUnavailable if
+        Triton is not running."""
+        self.manager.gateway.is_live()  # raises an error if Triton is not running
         if folders:
             load = secrets.token_hex(8)
             models = [self._with_copy(folders[name], load) for name in _parts_first(folders)]
@@ -192,15 +192,15 @@ class OnChange(Policy):
                 shutil.rmtree(copies, ignore_errors=True)
 
     def _retire(self, names: Collection[str]) -> None:
-        """Unload the models `names`, whose folders were removed. Unload ensembles before their
-        parts."""
+        """Unload the models `names`, ensembles before their parts."""
         calls = {name: entry.parts for name, entry in self.manager.models().entries.items()}
         for name in reversed([*TopologicalSorter(calls).static_order()]):
-            gone = self.manager.get(name)
-            if name in names and gone:
+            entry = self.manager.get(name)
+            if name in names and entry:
                 with self.manager.changing(name):
-                    self.manager.unload(gone)
-                log.info("%s: its folder was removed, so it is no longer served", name)
+                    self.manager.unload(entry)
+                reason = "its folder was removed, or no model that is served calls it any more"
+                log.info("%s: %s, so it is no longer served", name, reason)
 
     def _serve(self, model: ModelFolder, load: str) -> None:
         """Serve `model` in place of the model that has been served under its name, if there is one.
@@ -268,7 +268,7 @@ def _units(
     wanted: set[str], folders: Mapping[str, ModelFolder], served: Mapping[str, Entry]
 ) -> Iterator[set[str]]:
     """Yield each group of models that are connected by calls, if at least one of them is new, has
-    changed or was removed."""
+    changed, was removed or is no longer wanted."""
     names = wanted | served.keys()
     # each group is a model and the models that it calls
     groups = [{name, *folders[name].parts} & names for name in wanted]
@@ -326,13 +326,13 @@ def _copy(models: Iterable[ModelFolder]) -> None:
 
 
 def _check(settings: Settings, models: Iterable[ModelFolder]) -> None:
-    """Check the copies as `serve --check` does, and log its notes. Raise Rejected."""
+    """Check the copies as `serve --check` does, and log the notes of the survey. Raise Rejected."""
     names = tuple(model.copy.name for model in models)
     checked = replace(
         settings,
         model_repositories=tuple({model.copy.parent for model in models}),
         load_models=names,
-        default_model=min(names),
+        default_model=min(names),  # any of them, so that no warning says that none is set
         reload="false",
     )
     try:

@@ -5,9 +5,9 @@ A call that waits for a model calls `want`, which looks the name up. A thread th
 unpacks the model, evicts others if necessary, and loads it. If that fails, the model is rejected
 for a while.
 
-A lock is held while models to evict are chosen and memory is reserved, but not while models are
-loaded or unloaded. If a model that was chosen is called before its unload begins, it is kept. If
-the call begins just as the unload does, the unload waits for the call.
+A lock is held while models to evict are chosen and memory is promised to a load, but not while
+models are loaded or unloaded. If a model that was chosen is called before its unload begins, it is
+kept. If the call begins just as the unload does, the unload waits for the call.
 """
 
 import logging
@@ -58,9 +58,9 @@ MISSING_SECONDS = 30.0  # seconds for which a name that was not found is not loo
 # Seconds for which a name is not looked up again if the repository could not be read. This is long
 # enough for all calls that wait for the name to ask again, so that all of them get the same error.
 AWAY_SECONDS = 3.0
-# A failed load may be tried again after FAILED_SECONDS. If tritonserver ended meanwhile, the model
-# may not be to blame, and the time is INTERRUPTED_SECONDS. The time doubles after each further
-# failure, up to FAILED_MOST.
+# A failed load may be tried again after FAILED_SECONDS. If tritonserver ended meanwhile, or the
+# repository could not be read, the model may not be to blame, and the time is INTERRUPTED_SECONDS.
+# The time doubles after each further failure, up to FAILED_MOST.
 FAILED_SECONDS, INTERRUPTED_SECONDS, FAILED_MOST = 30.0, 2.0, 600.0
 BUSY_SECONDS = 1.0  # a load that failed for lack of free memory may be tried again after this time
 UNCHANGED_SECONDS = 1.0  # a rejected model that has not changed is not looked up again in this time
@@ -86,8 +86,8 @@ class LookUps:
         self._refused: dict[str, tuple[float, dict[str, Any]]] = {}
 
     def find(self, name: str) -> Found:
-        """Return the model called `name`. Raise ModelNotFound if there is none, or ModelNotReady if
-        the name cannot be looked up now."""
+        """Return the model called `name`. Raise ModelNotFound if there is none, ModelNotReady if
+        the name cannot be looked up now, or the error with which the name is refused (`refuse`)."""
         now = time.monotonic()
         with self._lock:
             until, facts = self._refused.get(name, (-math.inf, {}))
@@ -98,11 +98,11 @@ class LookUps:
             self._times.append(now)
         if not self._turns.acquire(blocking=False):
             raise ModelNotReady("the model repository does not answer; try again")
-        error: ServingError = unknown(name)
-        seconds = MISSING_SECONDS
+        error: ServingError
         try:
             if found := self._source.find(name):
                 return found
+            error, seconds = unknown(name), MISSING_SECONDS
         except Unreachable as err:
             log.error("'%s' cannot be looked up: %s", name, err)
             error, seconds = err, AWAY_SECONDS
@@ -112,7 +112,7 @@ class LookUps:
         raise error
 
     def refuse(self, name: str, error: ServingError, until: float) -> None:
-        """Raise `error` if the name is looked up before `until` (time.monotonic)."""
+        """Make `find` raise `error` for this name until `until` (time.monotonic)."""
         with self._lock:
             keep_last(self._refused, name, (until, error.facts()))
 
@@ -133,6 +133,7 @@ class OnDemand(OnPost):
         super().__init__(manager)
         self._source = source_of(self.settings, self._folders)
         self._look_ups = LookUps(self._source)
+        # the models that `step` loads, and that are never evicted
         self._kept = [plain_name(name) for name in self.settings.load_models]
         self._lock = threading.Lock()
         # for each model that is to be loaded: when its load began, or inf if it waits for its turn
@@ -236,7 +237,7 @@ class OnDemand(OnPost):
         """Fetch or unpack the model, evict others if it needs their memory, and load it."""
         name, began = found.name, time.monotonic()
         with self._source.archive(found) as archive, self.manager.changing(name):
-            if self.manager.get(name):  # the model is still being unloaded
+            if self.manager.get(name):  # another load has ended, or an unload timed out
                 return
             unpacked = time.monotonic()
             idle = idle_seconds(archive, self.settings.device)
@@ -258,10 +259,13 @@ class OnDemand(OnPost):
             raise ModelNotReady(f"{waits}{err}") from err
         try:
             return super()._admit(entry, needed)
-        except (TritonUnavailable, OutOfMemory) as err:  # other models have grown in the meantime
+        # tritonserver has ended or other models have grown in the meantime
+        except (TritonUnavailable, OutOfMemory) as err:
             raise ModelNotReady(f"{waits}{err}") from err
 
     def _make_room(self, name: str, needed: int) -> None:
+        """Promise `needed` bytes of memory to the load of `name`. If fewer are free, evict
+        models."""
         with self._admitting:
             victims = self._choose(self._pid(), name, needed)
             self._promised[name] = needed
@@ -287,6 +291,7 @@ class OnDemand(OnPost):
         return used - sum([self._size(entry, sizes) for entry in leaving])
 
     def _size(self, entry: Entry, sizes: dict[str, int]) -> int:
+        """Return how many bytes the model holds, or its estimate if that was never measured."""
         return self.held(entry, sizes) if entry.bytes else entry.estimated
 
     def _choose(self, pid: int, name: str, needed: int) -> list[Entry]:
@@ -334,7 +339,7 @@ class OnDemand(OnPost):
 
     def _evict(self, victims: Sequence[Entry]) -> None:
         """Unload the models, LOADS_AT_ONCE at a time. Raise OutOfMemory if unloading them frees too
-        little memory."""
+        little memory, or TritonTimeout or TritonUnavailable."""
         try:
             for start in range(0, len(victims), LOADS_AT_ONCE):
                 self._evict_at_once(victims[start : start + LOADS_AT_ONCE])
@@ -362,8 +367,8 @@ class OnDemand(OnPost):
             raise OutOfMemory(f"{reason}; restart the container, or give it more memory")
 
     def _unload_victim(self, entry: Entry) -> Entry | None:
-        """Unload the model and return it. Return None if the model was kept because it is in use
-        again."""
+        """Unload the model and return it. Return None if it is in use again, which keeps it loaded,
+        or is no longer ready."""
         began = time.monotonic()
         with self.manager.changing(entry.name):
             self._measure(entry)
@@ -390,6 +395,8 @@ class OnDemand(OnPost):
             self._evict(victims)
 
     def _count_thrash(self, name: str, began: float) -> None:
+        """If the model had been evicted less than THRASH_SECONDS before its load began, count and
+        log that."""
         evicted = self._evicted.pop(name, -math.inf)
         if evicted > began - THRASH_SECONDS:
             self.manager.count(thrash=1)
@@ -427,8 +434,8 @@ class OnDemand(OnPost):
         self.manager.write(change)
 
     def _check_rejection(self, found: Found) -> None:
-        """Raise the error with which this model is rejected. If the model has changed since,
-        remove the rejection."""
+        """Raise the error with which this model is rejected, and do not look the model up again for
+        UNCHANGED_SECONDS. If the model has changed since, remove the rejection."""
         models = self.manager.models()
         rejected_as = {found.name: found.signature}
         ends = [each.until for each in models.rejected if each.folders == rejected_as]

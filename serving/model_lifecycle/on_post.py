@@ -56,12 +56,12 @@ class OnPost(Policy):
         # how many bytes of memory Triton and its models may use
         self.memory = int(self.settings.model_memory_share * memory_limit())
         self._admitting = threading.Lock()
-        self._promised: dict[str, int] = {}
+        self._promised: dict[str, int] = {}  # how many bytes were promised to each load
         # the largest size in bytes that was measured for each model since it last changed
         self._measured: dict[tuple[str, str], int] = {}
 
     def step(self) -> None:
-        """Keep trying to unload models whose load or unload timed out."""
+        """Keep trying to unload models whose load or unload timed out or was interrupted."""
         for entry in self.manager.models().entries.values():
             if entry.state == UNLOADING:
                 with (
@@ -81,7 +81,7 @@ class OnPost(Policy):
                     raise ModelAlreadyLoaded(
                         f"the model '{name}' is loaded already, from {loaded.url}"
                     )
-                # an unload of the model timed out, or a restarted tritonserver could not load it
+                # a load or unload timed out, or a restarted tritonserver could not load the model
                 self.manager.unload(loaded)
             self._add(archive, name, target, url=url)
         log.info("loaded %s (%s) from %s", target, name, archive.folder)
@@ -118,7 +118,7 @@ class OnPost(Policy):
             estimated=estimate(archive, self.settings.device),
             **fields,
         )
-        needed = self._measured.get(_measure_of(entry), entry.estimated)
+        needed = self._measured.get(_measured_key(entry), entry.estimated)
         if needed > self.memory:
             reason = shortfall(self.memory, 0, needed)
             raise self.too_large(f"'{target}' can never be loaded on this machine: {reason}")
@@ -173,7 +173,7 @@ class OnPost(Policy):
         if not held:
             return
         self.manager.update(entry, bytes=held)
-        key = _measure_of(entry)
+        key = _measured_key(entry)
         keep_last(self._measured, key, max(held, self._measured.get(key, 0)))
 
     def held(self, entry: Entry, sizes: Mapping[str, int]) -> int:
@@ -226,7 +226,7 @@ def keep_last(kept: dict[Any, Any], key: object, value: object, most: int = 4096
         del kept[next(iter(kept))]
 
 
-def _measure_of(entry: Entry) -> tuple[str, str]:
+def _measured_key(entry: Entry) -> tuple[str, str]:
     """Return the key under which a model's measured size is stored. It must change when the model's
     files change: it contains their signature or, if there is none, the estimated size."""
     return entry.target, entry.signature or str(entry.estimated)
@@ -254,6 +254,8 @@ def estimate(archive: Archive, device: str) -> int:
 
 
 def _located(name: str, url: str, root: Path) -> Archive:
+    """Return the archive at `url`. Raise InvalidRequest if the name, the URL or the archive is
+    invalid, or LoadFailed if a config.pbtxt cannot be read."""
     if not is_nameable(name):
         expected = (
             f"1 to {LONGEST_NAME} printable characters, and no part of it between slashes may be "
@@ -269,7 +271,7 @@ def _located(name: str, url: str, root: Path) -> Archive:
 
 
 def triton_names(archive: Archive, target: str, namespaces: bool) -> dict[Path, str]:
-    """Return Triton's name for each of the archive's folders, beginning with the archive itself.
+    """Return Triton's name for each of the archive's folders, beginning with `archive.folder`.
     Without `namespaces`, parts keep their own names."""
     outer = triton_name(target)
     inner = {part: f"{outer}__{part.name}" if namespaces else part.name for part in archive.parts}

@@ -1,4 +1,4 @@
-"""Recovers each model whose process has died, without affecting the others.
+"""Recovers models whose processes have died, if possible without affecting the others.
 
 When a call reports a dead process, or a check finds one, Triton unloads and loads that model again.
 A model whose processes die too often is unloaded, and loaded again later. After MOST_RELOADS
@@ -68,6 +68,8 @@ class Recovery:
         self._looked = 0.0
 
     def step(self) -> None:
+        """Check the processes from time to time, handle the reports, and begin the reloads that are
+        due."""
         entries = self._manager.models().entries.values()
         reloaded = [entry for entry in entries if entry.state == RELOADED]
         if reloaded or time.monotonic() > self._looked + LOOK_SECONDS:
@@ -87,6 +89,7 @@ class Recovery:
                 self._begin(entry, Event.DUE)
 
     def _look(self) -> None:
+        """Check all processes, and handle those that have died."""
         self._looked = time.monotonic()
         for stub, how in self._stubs.look(self._pid):
             if entry := self._entry(stub.model):
@@ -120,7 +123,7 @@ class Recovery:
         """Handle a crash of a process that was alive at `began`. Ignore the crash if that was
         before the model was last loaded, because the process then belonged to an earlier load. If
         the model is being unloaded, only count the crash, which ends the streams that the unload
-        waits for."""
+        waits for. In any other state than READY, ignore it."""
         if began <= entry.began:
             return
         if entry.state == UNLOADING:
@@ -165,6 +168,7 @@ class Recovery:
             manager.move(entry, Event.INTERRUPTED)
 
     def _reload(self, entry: Entry) -> None:
+        """Reload the model. If that fails, refuse it. Raise TritonTimeout or TritonUnavailable."""
         began = time.monotonic()
         try:
             versions = self._manager.reload(entry)
@@ -197,7 +201,7 @@ class Recovery:
 
 
 def _refusal(entry: Entry, reason: str) -> dict[str, Any]:
-    """Return the changed fields of a model that is not to be served for a while. The time doubles
+    """Log that a model is refused, and return the fields of its entry that change. The time doubles
     each time that the model is refused, up to REFUSED_MOST."""
     seconds = min(REFUSED_SECONDS * 2**entry.refusals, REFUSED_MOST)
     log.error("model '%s' is not served for %g s: %s", entry.name, seconds, reason)

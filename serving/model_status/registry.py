@@ -71,9 +71,9 @@ class Registry:
         else the only model. In on-demand mode, wait until the model is loaded, within the context
         `waiting`, which measures the time.
 
-        Raise ModelNotFound, VersionNotFound, ModelNotLoaded, ModelNotReady, ModelFailed,
-        ModelRestarting, ModelRefused, Overloaded or InvalidRequest. If the `with` block raises
-        ModelNotReady and the table of models has a more specific error, raise that instead.
+        Raise a ServingError. If the `with` block raises BackendDied, report the death to the
+        manager and raise ModelRestarting. If the block raises ModelNotReady and the table of models
+        has a more specific error, raise that instead.
         """
         name = name or self._only_of(tasks) or self.default or self._only_name()
         if self._want:
@@ -152,7 +152,7 @@ class Registry:
             with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sent:
                 sent.setblocking(False)
                 sent.sendto(orjson.dumps(report), str(self._deaths))
-        # the manager is being restarted, and the next call to the model will report the death
+        # for example, the manager is being restarted; the next call to the model reports the death
         except OSError as err:
             log.warning(
                 "the death of a process of model '%s' cannot be reported: %s", served.name, err
@@ -173,8 +173,8 @@ class Registry:
         return count
 
     def index(self) -> dict[str, list[IndexEntry]]:
-        """Return Triton's index entries, one per version, keyed by the model name that callers
-        use."""
+        """Return Triton's index entries, one per version, keyed by Entry.name. A model that is
+        being loaded may have none."""
         models = self.table.look()
         versions: dict[str, list[IndexEntry]] = {name: [] for name in models.current}
         try:
@@ -187,8 +187,8 @@ class Registry:
         return versions
 
     def get(self, name: str) -> ServedModel:
-        """Return the model called `name`. The first call creates its client. Raise the same errors
-        as `use`."""
+        """Return the model called `name`. The first call creates its client. Raise a
+        ServingError."""
         return self._served[self._ready(self.table.look(), name).key]
 
     def check(self, name: str, version: str | None = None) -> None:
@@ -219,7 +219,7 @@ class Registry:
 
     def _only_of(self, tasks: Sequence[str]) -> str:
         """Return the name of the only model with one of these tasks. Return "" if there is none or
-        more than one, or if calls load models. The first call creates the clients of all models,
+        more than one, or if calls load models. This creates the clients of all ready models,
         because only a client knows its task."""
         models = self.table.look()
         names = []

@@ -1,5 +1,5 @@
-"""Describes the models that Triton has loaded, and creates their clients. A model's client is
-created by the first request to the model, and reused by later ones."""
+"""Describes the models that Triton has loaded, and creates their clients. Each worker creates a
+model's client when it first looks the model up, and then reuses it."""
 
 import logging
 import threading
@@ -32,8 +32,8 @@ log = logging.getLogger(__name__)
 
 @lru_cache(maxsize=4096)
 def _row_size(spec: TensorSpec) -> tuple[int, int]:
-    """Return the size in bytes of one row of a tensor, counting dynamic dimensions as 1, and the
-    number of dynamic dimensions."""
+    """Return the size in bytes of one row of a tensor, counting dynamic dimensions and the length
+    of each string as 1, and the number of dynamic dimensions."""
     fixed = [size for size in spec.shape if size != -1]
     dynamic = len(spec.shape) - len(fixed)
     return SIZES.get(spec.datatype, 1) * prod(fixed), dynamic
@@ -57,10 +57,10 @@ class ServedModel:
     tensors.
 
     `client_error` says why the client could not be created. `sequencing` is set if the model's
-    requests belong to sequences. `parts` names the models that an ensemble calls; `batched_parts`
-    says whether any of them has a batch dimension. `engine` is Triton's backend, and
-    `engine_reason` says why it was chosen. `labels` maps outputs to class names. `target` is the
-    Target-Model of an archive.
+    requests belong to sequences. `parts` names the models that an ensemble calls, directly or
+    indirectly; `batched_parts` says whether any of them has a batch dimension. `engine` is Triton's
+    backend, and `engine_reason` says why it was chosen. `labels` maps outputs to class names.
+    `target` is the Target-Model of an archive.
     """
 
     model: Model
@@ -139,7 +139,7 @@ class ServedModels(dict[tuple[str, str, str], ServedModel]):
         """Create and return the ServedModel for this key. Remove the ServedModels whose keys are no
         longer in the table. Raise a ServingError."""
         entries = {entry.key: entry for entry in self._table.look().entries.values()}
-        for old in [locked for locked in list(self._locks) if locked not in entries]:
+        for old in set(self._locks) - entries.keys():
             self._locks.pop(old, None)
             if (unloaded := self.pop(old, None)) and unloaded.client:
                 forget(unloaded.client)

@@ -33,7 +33,7 @@ msgspec.convert({}, Models)
 
 
 class Table:
-    """The file with the table of models. Only one process writes it."""
+    """The file with the table of models. Only one process at a time writes it."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
@@ -66,8 +66,9 @@ class Table:
 class Leases:
     """Counters of the requests in flight: a row for each worker that can exist at the same time, a
     column for each model, and three columns for totals. Each counter has two numbers: the requests,
-    and the bytes of their bodies. If `file` is None, the counters are not shared with other
-    processes."""
+    and the bytes of their bodies or, in the column TOTAL, of all the memory that they take. The
+    file also records when the last request to each model ended. If `file` is None, nothing is
+    shared with other processes."""
 
     def __init__(self, file: Path | None, rows: int = 1) -> None:
         self.rows = rows
@@ -82,8 +83,7 @@ class Leases:
         self._last_use = numbers[2 * cells :]
 
     def add(self, row: int, column: int, requests: int, size: int) -> None:
-        """Add `requests` and `size` (the bytes of their bodies) to the counter in this row and
-        column."""
+        """Add `requests` and `size` (in bytes) to the counter in this row and column."""
         index = row * WIDTH + column
         self._requests[index] += requests
         self._bytes[index] += size
@@ -94,8 +94,8 @@ class Leases:
         return sum(self._requests[column::WIDTH])
 
     def bytes(self, column: int) -> int:
-        """Return the total size in bytes of the bodies of the requests in flight that are counted
-        in this column, across all workers."""
+        """Return how many bytes are counted in this column, across all workers: those of bodies or,
+        for TOTAL, of all the memory that requests take."""
         return sum(self._bytes[column::WIDTH])
 
     def touch(self, column: int) -> None:
@@ -103,8 +103,9 @@ class Leases:
         self._last_use[column] = time.monotonic_ns()
 
     def last_use(self, column: int) -> float:
-        """Return when the last request to the model ended (time.monotonic). That request may have
-        been to another model, which had this column before."""
+        """Return when the last request to the model ended (time.monotonic). Before `touch` is
+        called for a new model, that is the last request to the model that had this column
+        before."""
         return self._last_use[column] / 1e9
 
     def clear(self, row: int) -> None:

@@ -9,20 +9,21 @@ Triton never finishes unloading a process that has died (triton/quirks.py), but 
 processes beside the dead one, and unload those. So if a process of a model dies, the model becomes
 `reloading`: Triton is told to unload it and to load it again. Even if the model is to be removed,
 it must be reloaded before it can be unloaded. A recovery thread does this while the model is
-`refusing`, and Manager.unload does it while the model is `unloading`.
+`refusing`, and Manager.unload does it if the unload takes too long.
 """
 
 from enum import Enum
 
 LOADING = "loading"  # tritonserver is starting, and loads the model
-ADDING = "adding"  # a call is loading the model for the first time; callers cannot find it yet
+ADDING = "adding"  # the model is being loaded by a call; callers get ModelNotLoaded
 READY = "ready"
 FAILED = "failed"  # Triton could not load the model, or the model failed on its example
 RESTARTING = "restarting"  # a process of the model died, and the model waits for a reload
 RELOADING = "reloading"  # a thread is reloading the model
 # a thread has reloaded the model, but Recovery.step has not seen the new processes yet
 RELOADED = "reloaded"
-REFUSING = "refusing"  # the model's processes died too often: a thread is unloading the model
+# the model's processes died too often, or it cannot be reloaded: a thread is unloading the model
+REFUSING = "refusing"
 REFUSED = "refused"  # the model has been unloaded, and waits for a reload
 UNLOADING = "unloading"  # no new call may use the model, but Triton may still have it loaded
 STATES = (
@@ -45,7 +46,7 @@ class Event(Enum):
 
     # A new tritonserver loads all staged models. A model that is being unloaded may not be staged.
     SERVER_STARTED = {state: LOADING for state in STATES if state != UNLOADING}
-    # the threads that were reloading or unloading models ended with the previous manager
+    # the threads that were loading or recovering models ended with the previous manager
     MANAGER_STARTED = {
         ADDING: UNLOADING,
         RELOADING: RESTARTING,

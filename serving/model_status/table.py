@@ -42,7 +42,8 @@ class Entry:
     The model's client is created from `folder`. `load_id` is unique to each load; `column` is the
     column of the model's counter in the leases. `parts` are Triton's names for the models that an
     ensemble calls; `versions` are the versions that Triton has loaded. `target` and `url` are set
-    for an archive, `signature` and `source` for a watched folder.
+    for an archive, which in on-demand mode may also be a folder, and `source` for any other model.
+    `signature` is set except in multi-model mode.
 
     `reason` says why the model is not ready. `answered` is true if the model has answered its
     example, or does not need to. A refused model is reloaded at `until`; `refusals` counts how
@@ -100,10 +101,10 @@ class Entry:
 
 @dataclass(frozen=True)
 class Rejection:
-    """Records that changed model folders, or a load on demand, were rejected. `folders` maps the
-    models' names to their signatures. `reasons` contains one line per mistake. `until`
-    (time.monotonic) is when the load may be tried again, which is `seconds` after it failed. `code`
-    is the code of the error that callers get."""
+    """Records that model folders, or a load on demand, were rejected. `folders` maps the models'
+    names to their signatures. `reasons` contains one line per mistake. `until` (time.monotonic) is
+    when the load may be tried again, which is `seconds` after it failed. `code` is the code of the
+    error that callers get."""
 
     folders: dict[str, str]
     reasons: list[str]
@@ -124,13 +125,13 @@ def _reasons(rejections: Iterable[Rejection]) -> str:
 class Models:
     """The table of models.
 
-    `entries` contains the models, keyed by name. `rejected` lists rejected changes. `checking`
-    names the models whose new folders are being checked. `loading` names the models that are being
-    fetched, unpacked or loaded on demand, or wait for that. `deaths` counts the processes of each
-    model that have died. `server` is tritonserver's process id, and `reloads` counts the reloads
-    since tritonserver started. `counts` are the counters of loads on demand. `was_ready` is true
-    once all models have answered their examples. `policy` is the name of the policy that loads the
-    models.
+    `entries` contains the models, keyed by name. `rejected` lists rejected folders and loads.
+    `checking` names the models whose new folders are being checked. `loading` names the models that
+    are being fetched, unpacked or loaded on demand, or wait for that. `deaths` counts the processes
+    of each model that have died. `server` is tritonserver's process id, and `reloads` counts the
+    reloads since tritonserver started. `counts` are the counters of loads on demand. `was_ready` is
+    true once all models have answered their examples. `policy` is the name of the policy that loads
+    the models.
     """
 
     entries: Mapping[str, Entry] = field(default_factory=dict)
@@ -187,15 +188,15 @@ class Models:
         return latest if latest and latest.load_id == entry.load_id else None
 
     def updated(self, entry: Entry, **fields: Any) -> "Models":
-        """Return a table in which `fields` of the model are updated, unless another load has
-        replaced it."""
+        """Return a table in which `fields` of the model are updated. Return the same table if it no
+        longer contains this load of the model."""
         latest = self.latest(entry)
         return self.with_entries(replace(latest, **fields)) if latest else self
 
     def moved(self, entry: Entry, event: Event, **fields: Any) -> "Models":
         """Return a table in which `event` has changed the model's state and `fields` are updated.
-        Return the same table if the event does not apply to the state, or if another load has
-        replaced the model."""
+        Return the same table if the event does not apply to the state, or if the table no longer
+        contains this load of the model."""
         latest = self.latest(entry)
         state = event.value.get(latest.state) if latest else None
         return self.updated(entry, state=state, **fields) if state else self

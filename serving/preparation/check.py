@@ -1,4 +1,5 @@
-"""Finds mistakes in the models, for `serve --check` and for the models that `build_engines` writes.
+"""Finds mistakes in the models, for `serve --check`, for model folders that change while they are
+served, and for the models that `build_engines` writes.
 
 For each configuration of a model, this creates the client, and compares the tensors that the client
 makes from its example with the inputs in the configuration. The settings and the layout of the
@@ -46,6 +47,7 @@ from serving.triton.tensors import Array, numpy_dtype
 
 EXIT_SECONDS = 5.0
 PAUSE = 0.02
+# variables that are set to 1 for the temporary tritonserver
 QUIET = (
     "PYTHONDONTWRITEBYTECODE",
     "ORT_DISABLE_TELEMETRY",
@@ -59,7 +61,7 @@ def main() -> int:
     Return 1 if anything is wrong, else 0."""
     signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(128 + signal.SIGTERM))
     settings = Settings.from_env(os.environ)
-    if not settings.load_models:  # multi-model mode: no model is loaded at startup
+    if not settings.load_models:  # multi-model or on-demand mode: calls load the models
         sys.stdout.write(
             "nothing is wrong with the settings; archives are checked when they are loaded\n"
         )
@@ -164,9 +166,9 @@ def _mistake_of_tensor(spec: TensorSpec, array: Array | None) -> str:
 def failures(
     settings: Settings, folders: Mapping[str, Path], names: Collection[str]
 ) -> Iterator[tuple[str, str]]:
-    """Yield (model, reason) for each model in `names` that does not load or fails on its example.
-    `folders` contains these models and all models that they call. Raise FileNotFoundError if there
-    is no tritonserver."""
+    """Yield (model, reason) for each model in `folders` that cannot be staged, and for each model
+    in `names` that does not load or fails on its example. `folders` contains the models in `names`
+    and all models that they call. Raise FileNotFoundError if there is no tritonserver."""
     with tempfile.TemporaryDirectory(prefix="serve-check-", ignore_cleanup_errors=True) as scratch:
         run_dir = Path(scratch)
         pending = list(names)

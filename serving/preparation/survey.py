@@ -120,24 +120,24 @@ def _stage(settings: Settings, backends: Path, chosen: Served) -> dict[str, Choi
     choices: dict[str, Choice] = {}
     for column, (name, folder) in enumerate(chosen.models.items()):
         load = secrets.token_hex(8)
-        copied = folder
+        served_from = folder
         clients = shared_clients(folder, chosen.configs[name])
         signatures[name] = signature(folder, clients)
         if name in chosen.unreadable:
             continue
         if settings.policy.copied:
-            copied = settings.copies_folder / load / name
-            copy_model(folder, copied, clients)
+            served_from = settings.copies_folder / load / name
+            copy_model(folder, served_from, clients)
         try:
-            if choice := store.stage(copied, name):
+            if choice := store.stage(served_from, name):
                 choices[name] = choice
         except ConfigError as err:
-            chosen.unreadable[name] = with_sources(str(err), {copied: folder})
+            chosen.unreadable[name] = with_sources(str(err), {served_from: folder})
             continue
         entries[name] = Entry(
             name=name,
             triton_name=name,
-            folder=str(copied),
+            folder=str(served_from),
             load_id=load,
             column=column,
             parts=tuple(parts_of(chosen.configs[name])),
@@ -166,11 +166,11 @@ def served(
         "a model.tar.gz of it: tar czf model.tar.gz -C REPOSITORY resnet"
     )
     models = _collect(final, warnings, example)
-    variables = dict.fromkeys(load, "SERVE_LOAD_MODELS")
+    named_by = dict.fromkeys(load, "SERVE_LOAD_MODELS")  # maps names to variables
     if default:
-        variables.setdefault(default, "SAGEMAKER_TRITON_DEFAULT_MODEL_NAME")
-    _refuse(_unknown_names(variables, models, final))
-    configs, unreadable = _read_configs(models, [*variables] or sorted(models), device, example)
+        named_by.setdefault(default, "SAGEMAKER_TRITON_DEFAULT_MODEL_NAME")
+    _refuse(_unknown_names(named_by, models, final))
+    configs, unreadable = _read_configs(models, [*named_by] or sorted(models), device, example)
     if not default and len(models) == 1:
         default = next(iter(models))
         warnings.append(
@@ -182,12 +182,12 @@ def served(
 
 
 def _unknown_names(
-    variables: Mapping[str, str], models: Mapping[str, Path], folders: Sequence[Path]
+    named_by: Mapping[str, str], models: Mapping[str, Path], folders: Sequence[Path]
 ) -> Iterator[str]:
-    """Yield a message for each key of `variables` that is not the name of a model. The value of a
+    """Yield a message for each key of `named_by` that is not the name of a model. The value of a
     key is the environment variable that contains the name."""
     places = ", ".join(map(str, folders))
-    for name, variable in variables.items():
+    for name, variable in named_by.items():
         if name not in models:
             yield (
                 f"{variable} names '{name}', and there is no folder of that name in {places}; its "
@@ -226,6 +226,7 @@ def _read_configs(
 
 
 def _refuse(mistakes: Iterable[str], *example: str) -> None:
+    """Raise LayoutError if there are any mistakes."""
     if lines := list(mistakes):
         raise LayoutError([*lines, *example])
 

@@ -45,7 +45,7 @@ RETRIES = {"max_retries": 2, "retry_timeout": timedelta(hours=1)}
 PAGE = 1_000  # objects that one request lists
 MOST_OBJECTS = 10 * PAGE  # the maximum number of objects listed; a model folder must have fewer
 LIST_SECONDS = 30.0  # seconds for which a list of models is used before it is read again
-PIECE = 2**20  # bytes of an object that are in memory at a time
+PIECE = 2**20  # the minimum size in bytes of the pieces in which an object is written
 # The maximum size of an object's URL in bytes. S3 answers 400 if the key, which is a part of the
 # URL, is longer than that.
 LONGEST_URL = 1024
@@ -102,7 +102,7 @@ class BucketSource(Source):
     def sizes(self) -> dict[str, int | None]:
         now = time.monotonic()
         if now > self._listed + LIST_SECONDS:
-            self._listed = now
+            self._listed = now  # set first, so that a failed listing is not repeated at once
             self._sizes = self._list_sizes()
         return self._sizes
 
@@ -171,8 +171,8 @@ class BucketSource(Source):
                 self._fetch(path, file)
 
     def _fetch(self, path: str, file: Path, take: Callable[[int], object] = int) -> int:
-        """Fetch an object into a new file. Before writing, call `take` with its size. Return the
-        size."""
+        """Fetch an object into a new file. Before writing, call `take` (by default a function that
+        does nothing) with its size. Return the size."""
         file.parent.mkdir(parents=True, exist_ok=True)
         with self._errors(), file.open("xb") as opened:
             got = obstore.get(self._store, path)

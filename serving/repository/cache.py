@@ -20,9 +20,10 @@ Write = Callable[[Path, Callable[[int], None]], None]
 
 
 class Cache:
-    """A cache of model folders in `root`, with at most `most` bytes in total (0: half of the free
-    space). The least recently used folders are removed first. The folders of loaded models, which
-    `served` returns, are never removed. Thread-safe."""
+    """A cache of model folders in `root`, with at most `most` bytes in total (0: half of the space
+    that is free or that the cache takes). The least recently used folders are removed first. The
+    folders of loaded models, which `served` returns, are never removed. Thread-safe, but only one
+    thread at a time may use a key."""
 
     def __init__(self, root: Path, most: int, served: Callable[[], Collection[Path]]) -> None:
         self._root, self._served = root, served
@@ -46,7 +47,7 @@ class Cache:
         with self._lock:
             self._in_use.add(folder)
             if folder in self._sizes:
-                self._sizes[folder] = self._sizes.pop(folder)
+                self._sizes[folder] = self._sizes.pop(folder)  # move it to the end
         try:
             if folder.is_dir():
                 os.utime(folder)

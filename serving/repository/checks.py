@@ -38,7 +38,7 @@ THREADS = {
     "INTER_OP_THREAD_COUNT",
     "INFERENCE_NUM_THREADS",
 }
-EXTENSION = "CPU_EXTENSION_PATH"
+EXTENSION = "CPU_EXTENSION_PATH"  # OpenVINO's parameter that names a library
 # Matches valid names of Python models and of their files. The pattern is strict, because Triton
 # starts the stub of such a model through a shell.
 STARTABLE = re.compile(r"[A-Za-z0-9._-]{1,255}")
@@ -126,21 +126,23 @@ def _check_instances(folder: Path, config: Any, settings: Settings) -> None:
 def _check_versions(folder: Path, config: Any) -> None:
     """Raise ConfigError for a version that tritonserver accepts, but on which it would crash or
     wait forever."""
-    file = config.default_model_filename or FILES["python"]
     for version in versions(folder)[-1:]:
         if int(version.name) >= 2**63:
             raise ConfigError(
                 version, "is not a version that Triton can read: it must be below 2^63"
             )
-        if backend_of(config) != "python":
-            continue
-        for part in file.split("/"):
-            check_startable("default_model_filename", part, "model.py")
+    if backend_of(config) != "python":
+        return
+    file = config.default_model_filename or FILES["python"]
+    for part in file.split("/"):
+        check_startable("default_model_filename", part, "model.py")
+    for version in loaded_versions(folder, config):
         if not (version / file).is_file():
             raise ConfigError(version, f"has no {file}")
 
 
 def _libraries(config: Any) -> Iterator[tuple[str, str]]:
+    """Yield (field, name) for each name from which Triton derives the file name of a library."""
     yield "backend", config.backend
     yield "platform", config.platform
     yield "runtime", config.runtime
@@ -178,8 +180,8 @@ def _elements(dims: Any) -> int:
 
 def _check_files(folder: Path, config: Any, root: Path | None) -> None:
     """Raise ConfigError if config.pbtxt names something that is outside the model's folder, or is
-    neither a file nor a folder. The files that a client's parameters name are checked by the client
-    (clients/base.py)."""
+    neither a file nor a folder. Libraries and packages may be anywhere in `root` (None: anywhere at
+    all). The files that a client's parameters name are checked by the client (clients/base.py)."""
     for output in config.output:
         named_file(folder, output.label_filename, root)
     for warmup in config.model_warmup:

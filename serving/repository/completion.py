@@ -62,8 +62,8 @@ def complete(model: Path, backends: Path, source: str, seconds: float) -> None:
 
 
 def main(model: Path, file: Path, backends: Path) -> None:
-    """Complete the configuration in `file`. Raise ValueError if anything is still missing, and
-    whatever the backend's or the model's code raises."""
+    """Complete the configuration in `file`. Raise ValueError if the type or the dimensions of a
+    tensor are still missing, and whatever the backend's or the model's code raises."""
     config = read_file(file)
     if numbered := versions(model):
         config = _completed(config, numbered[-1], backends)
@@ -98,8 +98,6 @@ def _completed(config: Any, version: Path, backends: Path) -> Any:
     )
     if backend != "python" and hasattr(code, "complete"):
         fields = code.complete(fields, version)
-    # Triton itself calls this hook only if it completes all models, and then each load of a
-    # Python-based model takes 1.4 s instead of 0.15 s.
     elif hook := getattr(code.TritonPythonModel, HOOK, None):
         fields = hook(utils.ModelConfig(json.dumps(fields))).as_dict()
     completed = json_format.ParseDict(fields, type(config)())

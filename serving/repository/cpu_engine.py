@@ -6,12 +6,13 @@ The first of these that applies decides:
     config.pbtxt has cpu_engine onnxruntime or openvino -> that engine
     SERVE_CPU_ENGINE is onnxruntime or openvino ---------> that engine
     config.pbtxt has cpu_engine auto --------------------> OpenVINO if the processor has AMX or
-                                                           AVX512-BF16, else ONNX Runtime
+                                                           AVX512-BF16 and the backend is this
+                                                           project's, else ONNX Runtime
     otherwise -------------------------------------------> ONNX Runtime, as config.pbtxt says
 
 If OpenVINO cannot run here or rejects the model, ONNX Runtime is used instead, so that a repository
-works on every machine. BF16 has only 8 significant bits. So a model is computed in BF16 only if its
-config.pbtxt has a cpu_engine or asks for BF16.
+works on every machine. BF16 has only 8 significant bits. So this project's backend computes an ONNX
+model in BF16 only if its config.pbtxt has a cpu_engine or asks for BF16.
 """
 
 import importlib.util
@@ -66,7 +67,8 @@ class Processor:
 @dataclass(frozen=True)
 class Choice:
     """The engine that was chosen for a model, and why. `reason` follows the word "because" in
-    messages. `refused` is true if another engine had been requested."""
+    messages. `refused` is true if OpenVINO was requested or chosen, but cannot run the model
+    here."""
 
     engine: str
     reason: str

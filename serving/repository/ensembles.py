@@ -1,5 +1,5 @@
 """Finds mistakes in the folders of an ensemble and its parts, and describes them in error messages.
-Used at startup and when an archive is loaded."""
+Used by the survey, and when an archive is loaded."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -11,21 +11,22 @@ from serving.repository.model_config import ENSEMBLE, Unreadable, backend_of, pa
 LISTED = 8  # the maximum number of names listed in a message
 
 
-def check_parts(folder: Path, others: Sequence[Path]) -> None:
+def check_parts(folder: Path, models: Sequence[Path]) -> None:
     """Raise ConfigError if the model in `folder` is an ensemble that has no version, or whose parts
-    are in its own folder. `others` are all models of the archive, including this one."""
+    are in its own folder. `models` are all models of the archive, including this one."""
     try:
         config = read_file(folder / CONFIG)
     except Unreadable:  # reported when the model is staged
         return
     if backend_of(config) != ENSEMBLE:
         return
-    missing = [part for part in parts_of(config) if part not in {path.name for path in others}]
+    names = [path.name for path in models]
+    missing = [part for part in parts_of(config) if part not in names]
     inside = [part for part in missing if part in _models_in(folder)]
     if inside and folder.name == "model":  # SageMaker's name for the root of every archive
         raise ConfigError("", at_root(folder, config.name or "ensemble"))
     if inside:
-        raise ConfigError("", missing_part(folder, inside[0], [path.name for path in others]))
+        raise ConfigError("", missing_part(folder, inside[0], names))
     if not versions(folder):
         raise ConfigError("", no_version(folder, is_ensemble=True))
 

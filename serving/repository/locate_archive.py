@@ -88,6 +88,7 @@ def model_in(folder: Path, root: Path) -> Archive:
 
 
 def _of_folders(path: Path, root: Path) -> Archive:
+    """Return the archive whose models are the subfolders of `path`. Raise ConfigError."""
     models = [folder for folder in folders_in(path) if is_model(folder)]
     if len(models) == 1:
         return Archive(models[0], (models[0],), root)

@@ -16,7 +16,7 @@ from serving.settings.table import Settings
 
 MESSAGES = "tritonclient.grpc.model_config_pb2"
 ENSEMBLE = "ensemble"  # what backend_of returns for an ensemble
-BACKEND = {"platform", "backend", "default_model_filename"}  # fields that determine the backend
+BACKEND = {"platform", "backend"}  # fields that determine the backend
 SEQUENCE_IDLE_SECONDS = 1.0  # Triton's default (sequence_batch_scheduler.cc)
 PLAN_REMEDIES = (
     "a TensorRT plan runs only with the GPU model and the TensorRT version that it was "
@@ -49,8 +49,8 @@ Control = _messages.ModelSequenceBatching.Control
 
 
 class Unreadable(ConfigError):
-    """Raised if a configuration cannot be used. If it cannot be parsed, the `remedy` begins with
-    the line and column."""
+    """Raised if a configuration cannot be used. `remedy` is the reason. If the file cannot be
+    parsed, it begins with the line and column."""
 
     def __init__(self, file: Path, reason: str) -> None:
         super().__init__(file, "cannot be used", " ".join(reason.split()))
@@ -111,7 +111,9 @@ def merged(base: Any, override: Any, text: str) -> Any:
     config = ModelConfig()
     config.CopyFrom(base)
     replaced = {field.name for field, _ in override.ListFields() if not is_map(field)}
-    for name in replaced | BACKEND if replaced & BACKEND else replaced:
+    if replaced & BACKEND:
+        replaced |= BACKEND | {"default_model_filename"}
+    for name in replaced:
         config.ClearField(name)
     # merge the text, because a message does not distinguish the number 0 from a missing field
     return text_format.Merge(text, config)

@@ -8,18 +8,18 @@ from pathlib import Path
 
 from serving.errors import ConfigError
 
+LONGEST_NAME = 1024  # characters in a model's name
 # Limits for an archive. The contents of linked folders count too, because Triton follows such links
 # when it looks for changes.
 MOST_ENTRIES = 200_000  # files and folders: a conda environment with torch has about 60,000
-LONGEST_NAME = 1024  # characters in a model's name
 DEEPEST = 64  # levels of nested folders; a conda environment has about 20
 
 
 def is_nameable(name: str) -> bool:
     """Return whether callers can send this name of a model. HTTP clients and proxies resolve the
     segments "", "." and ".." of a path, so a name with one of them would not arrive unchanged."""
-    is_path = not {"", ".", ".."}.isdisjoint(name.split("/"))
-    return len(name) <= LONGEST_NAME and name.isprintable() and not is_path
+    arrives_unchanged = {"", ".", ".."}.isdisjoint(name.split("/"))
+    return len(name) <= LONGEST_NAME and name.isprintable() and arrives_unchanged
 
 
 def with_sources(message: str, sources: Mapping[Path, Path]) -> str:
@@ -66,7 +66,7 @@ def named_file(model: Path, name: str, root: Path | None = None, folder: str = "
 def check_entries(folder: Path, root: Path, most: int = MOST_ENTRIES) -> None:
     """Raise ConfigError if a folder of an archive contains something that Triton cannot read
     safely: a link that leads out of `root`, an entry that is neither a file nor a folder, links in
-    a circle, or more than `most` entries."""
+    a circle, folders that are nested too deep, or more than `most` entries."""
     count = 0
     pending: list[tuple[Path, tuple[Path, ...]]] = [(folder, (real_path(folder, root),))]
     while pending:

@@ -133,8 +133,8 @@ def _fill(unfinished: Path, folder: Path, config: Any, names: Mapping[str, str])
 
 
 def signature(*folders: Path | None) -> str:
-    """Return a fingerprint that changes whenever a file in the folders changes. Return "" if the
-    first folder does not exist."""
+    """Return a fingerprint that changes whenever a file in the folders changes, except hidden ones
+    and __pycache__. Return "" if the first folder does not exist."""
     rows: list[str] = []
     with suppress(FileNotFoundError):  # a file was removed in the meantime
         for folder in filter(None, folders):
@@ -177,8 +177,8 @@ def _entries(folder: Path, above: tuple[str, ...] = ()) -> Iterator[Path]:
             or os.path.realpath(path) in above
         ):
             continue
-        with suppress(FileNotFoundError):
-            if path.is_dir() or path.stat():
-                yield path
+        with suppress(FileNotFoundError):  # it was removed, or is a broken link
+            path.stat()
+            yield path
         if path.is_dir():
             yield from _entries(path, above)

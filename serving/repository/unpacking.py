@@ -27,8 +27,8 @@ def unpack(archive: Path, folder: Path, take: Callable[[int], object] = int) -> 
     and raise BadArchive.
 
     tarfile's "data" filter (PEP 706) rejects devices and entries outside the folder, and ignores
-    owners. Before a file is written, `take` is called with its size in bytes; it raises OSError if
-    there is no space for the file.
+    owners. Before a file is written, `take` (by default a function that does nothing) is called
+    with its size in bytes; it raises OSError if there is no space for the file.
     """
     folder.mkdir(parents=True)
     try:

@@ -108,6 +108,7 @@ MERGED = [
     ("dynamic_batching { preferred_batch_size: 4 }", "dynamic_batching { }", None),
     ("sequence_batching { }", "dynamic_batching { }", None),
     ('default_model_filename: "a.onnx"', 'backend: "openvino"', f'backend: "openvino" {X} {Y}'),
+    ('default_model_filename: "a.onnx"', 'default_model_filename: "b.onnx"', None),
     ("", "max_batch_size: 4", "max_batch_size: 4"),
     (
         "parameters { key: 'a' value { string_value: '1' } } parameters { key: 'b' value { "

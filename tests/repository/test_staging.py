@@ -100,6 +100,17 @@ def test_refuse_configurations_that_crash_or_hang_tritonserver(
         store(tmp_path).stage(folder, name)
 
 
+def test_refuse_only_loaded_versions_without_model_py(tmp_path: Path) -> None:
+    config = f'backend: "python" {X} {Y}'
+    folder = write(tmp_path / "net", config)
+    (folder / "2").mkdir()
+    (folder / "2/model.py").touch()
+    store(tmp_path).stage(folder, "net")
+    (folder / "config.pbtxt").write_text(f"{config} version_policy {{ all {{ }} }}")
+    with pytest.raises(ConfigError, match=r"1 has no model\.py"):
+        store(tmp_path).stage(folder, "net")
+
+
 def make(folder: Path) -> Path:
     (folder / "1").mkdir(parents=True)
     (folder / "1/model.onnx").write_text("weights")
