@@ -67,7 +67,9 @@ def build(
     with scratch_folder(request.repository) as folder:
         model_spec = family.write_model(weights, request, folder)
         source_sha256 = digest_of_version(folder / "1")
-        if model_spec.platform == ONNX and request.precision != "fp32":
+        # a plan is in the same folder as its fp32 file, whose digest would no longer match
+        is_converted = request.precision != "fp32" or request.target == "tensorrt"
+        if model_spec.platform == ONNX and is_converted:
             keep_reference(folder, source_sha256)
         engine = ENGINES[request.target](model_spec, folder, request)
         write_configs(folder, model_spec, engine, request, family.any_cpu_engine)
