@@ -114,12 +114,12 @@ def _compare_with_fp32(folder: Path, source_sha256: str, request: Request) -> No
 
 
 def _sources(request: Request, weights: Weights) -> dict[str, Any]:
-    """Return everything that the result of the build depends on, for the entry `made_from` in
-    build.json: the request, with file names and digests instead of this machine's paths. Of the
-    calibration samples, only the folder's name is recorded."""
+    """Return what the result of the build depends on, for the entry `made_from` in build.json: the
+    request, with file names and digests instead of this machine's paths. Of the calibration
+    samples, only the folder's name is recorded."""
     sources = asdict(request)
-    for no_part_of_result in ("repository", "name", "load"):
-        del sources[no_part_of_result]
+    for field in ("repository", "name", "load"):  # they do not change the result
+        del sources[field]
     if request.weights and Path(request.weights).expanduser().exists():
         sources["weights"] = Path(request.weights).name
     sources["calibration"] = request.calibration.name if request.calibration else ""
