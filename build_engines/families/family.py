@@ -96,8 +96,8 @@ class Family:
     example: str = ""
     # whether the model gives one score for each class
     classifies: bool = False
-    # returns the names of the outputs that the client always reads as logits, because its task has
-    # no setting `activation`
+    # returns the names of the outputs that the client always reads as logits, because no setting
+    # `activation` applies to them
     logits: Callable[[ModelSpec], Sequence[str]] = lambda _: ()
     # whether the client expects boxes in pixels of the input
     boxes_in_pixels: bool = False
