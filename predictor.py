@@ -2,9 +2,10 @@
 
 To answer a request, `read` parses its body. Registry.use finds the ServedModel that the request
 names, and keeps it loaded until the request leaves its slot. body.bind creates a Job for the model,
-and Job.answer runs it and returns a Reply, from which the Response is made.
+and Job.answer runs it and returns a Reply, from which the Response is made. A stream sends
+each line of the job as soon as it is done.
 
-The other routes are blueprints in serving/front/.
+Except for /ping and /metrics, the other routes are blueprints in serving/front/.
 """
 
 from collections.abc import Callable
@@ -64,7 +65,8 @@ def create_app(settings: Settings, shared_memory: str = "") -> Flask:
 
 
 def ping() -> Response:
-    """Return 200 with an empty body if everything works, else 503 with the reason."""
+    """Return 200 with an empty body, or 503 with the reason if Triton or, unless the ping mode is
+    live, a model is not ready."""
     monitoring = services().monitoring
     if services().settings.ping_mode == "live":
         monitoring.check_live()
@@ -81,8 +83,8 @@ def metrics() -> Response:
 def invocations() -> Response:
     """Answer an inference request for the model that it names.
 
-    The parameters of the model's client are read from the body's `parameters` and from the query
-    string, such as `?top_k=3`. The body takes precedence.
+    The parameters of the model's client are read from the body's `parameters`, the query string,
+    such as `?top_k=3`, and the header Custom-Attributes, in this order of precedence.
     """
     return infer(read_invocation, incoming().target)
 

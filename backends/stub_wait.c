@@ -106,7 +106,8 @@ static int has_argument(const char *pid, const char *argument)
     return 0;
 }
 
-/* Return whether a living child process uses the file that contains the semaphore, or 0 if /proc cannot be read. */
+/* Return whether a living child process has the name of the file that contains the semaphore on its command line, or 0
+ * if /proc cannot be read. */
 static int stub_lives(const void *semaphore)
 {
     struct entry *each;

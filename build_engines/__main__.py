@@ -24,7 +24,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command that `arguments` (by default sys.argv) describe. Return the exit code: 0, 1
     after a failure, 2 for invalid arguments, or 130 if interrupted. If argparse rejects the
     arguments, it exits with 2 itself."""
-    parsed = make_parser().parse_args(arguments)
+    parser = make_parser()
+    parsed, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        parser.error(_unrecognized(unknown))
     try:
         return int(parsed.run(parsed))
     except BuildError as err:
@@ -63,6 +66,17 @@ def _interrupt(*_: object) -> None:
 def _failed(message: str, code: int) -> int:
     print(f"build_engines: {message}", file=sys.stderr)
     return code
+
+
+def _unrecognized(words: Sequence[str]) -> str:
+    """Return argparse's message. If the first word is a setting of a client, say how to set it."""
+    from build_engines.settings import all_settings
+
+    flag, _, value = words[0].partition("=")
+    name = flag.removeprefix("--").replace("-", "_")
+    is_setting = name in all_settings()
+    hint = f"; use --set {name}={value or ' '.join(words[1:2])}" if is_setting else ""
+    return f"unrecognized arguments: {' '.join(words)}{hint}"
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -168,9 +182,9 @@ def request_of(parsed: argparse.Namespace) -> Request:
 
 
 def _build(parsed: argparse.Namespace) -> int:
+    started = time.monotonic()
     from build_engines.build import build
 
-    started = time.monotonic()
     folder, built = build(request_of(parsed), parsed.force, before_publishing=ignore_signals)
     if built:
         print(f"built {folder} in {time.monotonic() - started:.1f} s")
@@ -206,8 +220,8 @@ def _archive(parsed: argparse.Namespace) -> int:
     from build_engines.build_record import digest
 
     for path in archive(parsed.model, parsed.repository, parsed.out, parsed.copies):
-        megabytes = path.stat().st_size / 1e6
-        print(f"{path} {megabytes:.1f} MB SHA-256 {digest(path)}")
+        kilobytes = path.stat().st_size / 1e3
+        print(f"{path} {kilobytes:,.1f} kB SHA-256 {digest(path)}")
     return 0
 
 

@@ -8,13 +8,19 @@ from backends.openvino.openvino_settings import REMOVED as REMOVED_FROM_OPENVINO
 from backends.pytorch.naming import PARAMETERS as OF_PYTORCH
 from backends.pytorch.naming import REMOVED as REMOVED_FROM_PYTORCH
 from build_engines.errors import UsageError
-from serving.clients import client_class
+from serving.clients import client_class, client_names
 from serving.named_value import unknown
 from serving.repository.cpu_engine import PARAMETER
 
 OF_BACKENDS = {*OF_ONNXRUNTIME, *OF_OPENVINO, *OF_PYTORCH, PARAMETER}
 REMOVED = REMOVED_FROM_OPENVINO | REMOVED_FROM_PYTORCH
 SESSION = "session."  # the prefix of ONNX Runtime's own settings
+
+
+def all_settings() -> set[str]:
+    """Return the names of all settings of this project's clients."""
+    classes = map(client_class, client_names())
+    return {each.name for known in classes for each in (*known.settings, *known.parameters)}
 
 
 def check_settings(client: str, names: Iterable[str]) -> None:

@@ -1,13 +1,13 @@
 """Decodes the boxes in a detector's output (`candidates`). Which head the network has follows from
-the shapes of its outputs (`head_of`).
+the shapes of its outputs, the settings and the number of labels (`head_of`).
 
     rows     [25200, 5+C]   cx, cy, w, h, objectness, class scores    YOLOv5
     columns  [4+C, 8400]    cx, cy, w, h, class scores                YOLOv5u, v8, v9, 11
     final    [300, 6]       xmin, ymin, xmax, ymax, score, class      YOLOv10, YOLO26, any with NMS
 
 After these values, a box may have 32 mask coefficients, for prototypes [32, 160, 160] in a second
-output, or keypoints. Only the setting `keypoints` tells keypoints from class scores. All other
-heads are refused with a message that says what they are and what to do. Sources: the exporters of
+output, or keypoints. Only the setting `keypoints` tells keypoints from class scores. A shape that
+looks like another head is refused with a message that says what to do. Sources: the exporters of
 ultralytics/yolov5 (releases 6 and 7) and ultralytics 8.3, and their documentation of each task's
 output.
 """
@@ -89,7 +89,7 @@ def head_of(
 
 def _flaw(table: Shape, head: Head, labels: int, is_guess: bool) -> str:
     """Return why a table probably does not have this head, or "" if it may have it. `is_guess` is
-    true if the head was guessed from the shape alone."""
+    true if the layout was guessed, not set."""
     wanted = BOX[FINAL] + head.extras
     if head.layout == FINAL:
         is_final = table[1] in (-1, wanted)
@@ -109,11 +109,13 @@ def without_batch(shape: Shape, rank: int) -> Shape:
 
 
 def _likely_layout(table: Shape, extras: int, labels: int) -> str:
-    """Return the likely layout of a table: the one with as many classes as there are `labels`, or
-    else the one that the shape suggests. Each box has `extras` values after its class scores."""
+    """Return the likely layout of a table: FINAL if it has few rows of FINAL's width, or else the
+    layout with as many classes as there are `labels`, or else the one that the shape suggests. Each
+    box has `extras` values after its class scores."""
+    # with one class, ROWS are as wide as FINAL
     may_be_few = table[0] == -1 and labels > 1
-    few = may_be_few or 0 < table[0] <= MOST_FINAL
-    if few and table[1] == BOX[FINAL] + extras:
+    is_few = may_be_few or 0 < table[0] <= MOST_FINAL
+    if is_few and table[1] == BOX[FINAL] + extras:
         return FINAL
     in_columns = table[0] - BOX[COLUMNS] - extras
     in_rows = table[1] - BOX[ROWS] - extras

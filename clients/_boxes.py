@@ -125,14 +125,16 @@ def nms(boxes: Floats, scores: Floats, classes: Array, iou: float, limit: int) -
     kept: list[np.intp] = []
 
     def without_similar(others: Indices, best: np.intp) -> Indices:
+        """Return `others` without the boxes that the box `best` drops."""
         similar = classes[others] == classes[best]
+        # of the boxes of the same class, only those that overlap are similar
         similar[similar] = _overlap(boxes, areas, best, others[similar]) > iou
         rest: Indices = others[~similar]
         return rest
 
-    for first in range(0, len(order), PORTION):
+    for start in range(0, len(order), PORTION):
         check_time()
-        others = order[first : first + PORTION]
+        others = order[start : start + PORTION]
         for best in kept:
             others = without_similar(others, best)
         while len(others) and len(kept) < limit:

@@ -35,9 +35,9 @@ def array_of(
     """Return rows of equal length as an array [rows, cells] of `datatype`. `missing` says for each
     column whether its cells may be empty. `names` are the columns' names for error messages. Raise
     a DecodingError with the column's name and the row's number if a cell is invalid."""
-    whole = _floats(rows, FLOATS[datatype], missing) if datatype in FLOATS else None
-    if whole is not None:
-        return whole
+    floats = _floats(rows, FLOATS[datatype], missing) if datatype in FLOATS else None
+    if floats is not None:
+        return floats
     shape = (len(rows), len(rows[0]))
     array = np.empty(shape, DTYPES[datatype])
     for number, row in enumerate(rows):
@@ -50,7 +50,7 @@ def array_of(
 
 
 def _floats(rows: Sequence[Row], dtype: Any, missing: Sequence[bool]) -> Array | None:
-    """Read all cells at once. Return None if one of them cannot be read that way."""
+    """Read all cells at once. Return None if one of them cannot be read that way, or is invalid."""
     if any("_" in cell for row in rows for cell in row if isinstance(cell, str)):
         return None  # Python and NumPy read 4_1 as 41
     try:
@@ -61,8 +61,8 @@ def _floats(rows: Sequence[Row], dtype: Any, missing: Sequence[bool]) -> Array |
     if array.ndim != 2:
         return None
     is_missing = np.isnan(array) & np.array(missing, bool)
-    in_order = np.isfinite(array) | is_missing
-    return array if in_order.all() else None
+    is_valid = np.isfinite(array) | is_missing
+    return array if is_valid.all() else None
 
 
 def categories_of(file: Path, datatypes: Sequence[str]) -> list[Collection[Any] | None]:
@@ -73,13 +73,13 @@ def categories_of(file: Path, datatypes: Sequence[str]) -> list[Collection[Any] 
     if file.exists():
         columns = orjson.loads(file.read_bytes())
 
-    def cells(values: Sequence[Any], datatype: str) -> Collection[Any]:
+    def converted(values: Sequence[Any], datatype: str) -> Collection[Any]:
         rows = [[value] for value in values]
         array = array_of(rows, datatype, [True], [file.name])
         return frozenset(array[:, 0].tolist())
 
     pairs = zip(columns, datatypes, strict=True)
-    return [None if values is None else cells(values, datatype) for values, datatype in pairs]
+    return [None if values is None else converted(values, datatype) for values, datatype in pairs]
 
 
 def check_known(
@@ -128,7 +128,8 @@ def _float(cell: Any, datatype: str, missing: bool) -> float:
     number = _number(cell)
     if math.isnan(number) and not missing:
         raise ValueError("it is empty, and the model does not take missing values there")
-    with np.errstate(over="ignore"):  # a number slightly beyond the limit is rounded to it
+    with np.errstate(over="ignore"):
+        # the number is converted, because one that is slightly beyond the limit is rounded to it
         if np.isinf(FLOATS[datatype](number)):
             raise ValueError(f"{describe(cell)} is beyond {datatype}")
     return number
@@ -161,7 +162,7 @@ def _integer(cell: Any, datatype: str) -> int:
     except ValueError:
         value = _number(cell)
     limits = np.iinfo(INTEGERS[datatype])
-    is_whole = isinstance(value, int | float) and not value % 1
+    is_whole = not value % 1  # NaN and infinity are not
     if not is_whole or not limits.min <= value <= limits.max:
         raise ValueError(f"expected a whole number of {datatype}, got {describe(cell)}")
     return int(value)

@@ -36,20 +36,21 @@ def draw(image: Image.Image, detections: Sequence[Mapping[str, Any]]) -> Image.I
 
 
 def _draw_frame(
-    drawing: ImageDraw.ImageDraw, right: int, detection: Mapping[str, Any], stroke: int
+    drawing: ImageDraw.ImageDraw, picture_width: int, detection: Mapping[str, Any], stroke: int
 ) -> None:
+    """Draw a box, and its label above it, or in it if there is no room above."""
     x0, y0, x1, y1 = detection["box"].values()
     # a network may return swapped corners
-    left, right_edge = sorted((x0, x1))
+    left, right = sorted((x0, x1))
     top, bottom = sorted((y0, y1))
     colour = class_colour(detection["class_id"])
     font = ImageFont.load_default(max(stroke * 6, 11))
-    drawing.rectangle((left, top, right_edge, bottom), outline=colour, width=stroke)
+    drawing.rectangle((left, top, right, bottom), outline=colour, width=stroke)
     text = f"{detection['label']} {detection['score']:.2f}"
     _, _, width, height = drawing.textbbox((0, 0), text, font)
     width += 4
     height += 4
-    x = max(min(left, right - width), 0)
+    x = max(min(left, picture_width - width), 0)
     y = top - height if top >= height else top
     drawing.rectangle((x, y, x + width, y + height), fill=colour)
     corner = (x + 2, y + 1)

@@ -97,8 +97,8 @@ class Frame:
 
 
 def keeps_ratio(settings: Values) -> bool:
-    """Return whether images keep their proportions. Their sizes then differ, so they cannot be
-    batched."""
+    """Return whether resize=keep_ratio is set. The sizes of resized images then differ, so they
+    cannot be batched."""
     return settings.get("resize") == KEEP_RATIO
 
 
@@ -109,14 +109,15 @@ def frame_of(spec: TensorSpec, options: Values, max_batch_size: int) -> Frame:
     shape = spec.shape[1:] if own_batch else spec.shape
     if len(shape) != 3 or spec.datatype not in {"UINT8", *FLOAT_TYPES}:
         raise InvalidRequest(
-            f"input '{spec.name}' is {spec.datatype} {list(spec.shape)}; an image "
-            "classifier takes one image of UINT8, FP16, FP32 or FP64 as [channels, height, "
+            f"input '{spec.name}' is {spec.datatype} {list(spec.shape)}; this client "
+            "takes one image of UINT8, FP16, FP32 or FP64 as [channels, height, "
             "width] or [height, width, channels]"
         )
     channels_last = _channels_last(spec, shape, options["layout"])
-    channels, height, width = shape
     if channels_last:
         height, width, channels = shape
+    else:
+        channels, height, width = shape
     if channels not in (-1, 1, 3):
         raise InvalidRequest(f"input '{spec.name}' has {channels} channels; 1 and 3 are supported")
     if channels == -1:
@@ -162,7 +163,8 @@ def _channels_last(spec: TensorSpec, shape: Sequence[int], layout: str) -> bool:
 
 def _size(spec: TensorSpec, shape: Size, options: Values) -> Size:
     """Return (height, width) from the setting `size`, which must match the input's shape, or else
-    from the shape alone. Raise InvalidRequest if they contradict each other."""
+    from the shape alone; with keep_ratio, return (-1, -1). Raise InvalidRequest if they contradict
+    each other, or do not determine the size."""
     setting = options["size"]
     if keeps_ratio(options):
         if setting or shape != (-1, -1):

@@ -43,7 +43,7 @@ def labels_mismatch(model: Model, labels: Sequence[str], output: str, classes: i
     if not labels or classes in (-1, len(labels)):
         return ""
     return (
-        f"model '{model.name}' has {len(labels)} labels, "
+        f"model '{model.name}' has {len(labels)} labels (--labels FILE), "
         f"its output '{output}' has {classes} classes"
     )
 

@@ -1,4 +1,5 @@
-"""Computes the outlines of a segmentation head's masks (YOLACT, Bolya et al. 2019).
+"""Computes the outlines of a segmentation head's masks (YOLACT, Bolya et al. 2019), and the size of
+a map of classes.
 
 A pixel of the box belongs to its mask if the network's prototypes, each multiplied by the box's
 coefficient for it, add up to more than 0 there.
@@ -38,6 +39,7 @@ def map_size(width: int, height: int) -> tuple[int, int]:
 
 
 def _outline(box: Sequence[float], levels: Floats, fit: Letterbox) -> Polygons:
+    """Return the outer edges of one box's mask, whose pixels are those with `levels` above 0."""
     left = max(math.floor(box[0]), 0)
     top = max(math.floor(box[1]), 0)
     right = min(math.ceil(box[2]), fit.target_width)
@@ -48,9 +50,9 @@ def _outline(box: Sequence[float], levels: Floats, fit: Letterbox) -> Polygons:
     edges, _ = cv2.findContours(
         inside.astype(np.uint8), cv2.RETR_EXTERNAL, cv2.CHAIN_APPROX_SIMPLE, offset=(left, top)
     )
-    areas = [edge for edge in edges if len(edge) > 2]
-    areas.sort(key=cv2.contourArea, reverse=True)
-    return [_in_image(edge, fit) for edge in areas]
+    polygons = [edge for edge in edges if len(edge) > 2]
+    polygons.sort(key=cv2.contourArea, reverse=True)
+    return [_in_image(edge, fit) for edge in polygons]
 
 
 def _in_image(edge: Array, fit: Letterbox) -> list[float]:

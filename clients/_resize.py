@@ -7,23 +7,24 @@ from clients.base import Values
 from serving.codecs import size_as_sent
 from serving.errors import DecodingError
 
-# A resized side may be at most this many times as long as its target. Otherwise, resizing a long,
-# narrow image before cropping it would take gigabytes.
+# If a resized side would be more than this many times as long as its target, only the crop is
+# computed, because resizing a long, narrow image before cropping it would take gigabytes.
 RIBBON = 16
-# interpolations that copy pixels, so that a small rounding difference can select another pixel
+# interpolations without smooth weights: a small rounding difference can select another pixel
 STEPS = ("nearest", "box")
 
 
 def shortest(image: Image.Image, frame: Frame, options: Values) -> Image.Image:
     """Resize the image to cover `frame.resized`, then crop the centre, as torchvision and
-    transformers do for ImageNet. Unless `exact` is set, compute only the crop. Pillow then needs a
-    third less time, and the result differs by less than the results of torchvision's own two
-    methods do."""
+    transformers do for ImageNet. Unless `exact` or one of STEPS is set, compute only the crop.
+    Pillow then needs a third less time, and the result differs by less than the results of
+    torchvision's own two methods do."""
     width, height = image.size
     least_height, least_width = frame.resized
-    covering = (least_height * width // height, least_height)
     if least_width * height >= least_height * width:
         covering = (least_width, least_width * height // width)
+    else:
+        covering = (least_height * width // height, least_height)
     crop = _centre(covering, frame.size)
     excess = max(covering[0] / least_width, covering[1] / least_height)
     resizes_first = options["exact"] or options["interpolation"] in STEPS

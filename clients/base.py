@@ -34,7 +34,7 @@ Values = Mapping[str, Any]  # of parameters or settings, by name
 @dataclass(frozen=True)
 class TensorSpec:
     """Describes a tensor of a model. `datatype` is Triton's name for the type (FP32, INT64, BYTES
-    …). `shape` has no batch dimension, and -1 for a variable dimension."""
+    …). `shape` omits Triton's batch dimension, and has -1 for a variable dimension."""
 
     name: str
     datatype: str
@@ -97,12 +97,12 @@ class ModelClient(ABC):
     class sets the attributes that are the same for all of its models; `__init__` sets those that
     depend on the model."""
 
-    # reads one instance of a request (serving.codecs.IMAGE, TEXT, ROW or JSON)
+    # reads one instance of a request (serving.codecs.IMAGE, TEXT, ROW, JSON …)
     codec: Codec
     # the keys that an instance may have if it is a JSON object; others are answered with 400. If
     # this is None, these are the keys that the codec reads (the codec JSON reads all keys).
     keys: tuple[str, ...] | None = None
-    # Hugging Face's name for the task, with which the routes of other APIs find a model
+    # the name of the task, with which the routes of other APIs find a model
     task: str = ""
     # an instance as a caller would send it, with which the model is tested at each start; a file
     # `example.*` in the model's folder replaces it
@@ -121,7 +121,7 @@ class ModelClient(ABC):
     absent: tuple[str, ...] = ()
     # the names of the model's outputs that postprocess reads; () means all
     outputs: tuple[str, ...] = ()
-    # the output to return if the reply is a single array (npy); "" if the model has only one
+    # the output to return if the reply is a single array (npy); "" if the client names none
     main_output: str = ""
 
     def __init__(self, model: Model) -> None:

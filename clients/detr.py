@@ -68,7 +68,8 @@ class Client(ImageClient):
             raise InvalidRequest(mismatch)
 
     def _mismatch(self, classes: int) -> str:
-        classes = max(classes - (self.options["scores"] == "softmax"), -1)
+        if self.options["scores"] == "softmax" and classes != -1:
+            classes -= 1  # the last class means no object
         return labels_mismatch(self.model, self.labels, LOGITS, classes)
 
     def postprocess(
@@ -85,8 +86,8 @@ class Client(ImageClient):
         if mismatch := self._mismatch(logits.shape[-1]):
             raise InferenceFailed(mismatch)
         return [
-            self._detect(scores, corners, size_as_sent(image), parameters)
-            for scores, corners, image in zip(logits, boxes, instances, strict=True)
+            self._detect(own_logits, own_boxes, size_as_sent(image), parameters)
+            for own_logits, own_boxes, image in zip(logits, boxes, instances, strict=True)
         ]
 
     def _detect(

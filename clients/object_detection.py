@@ -62,10 +62,10 @@ class Client(ModelClient):
     head, a detection has `"keypoints": [{"x", "y", "score"}, …]`.
 
     The network gets letterboxed RGB images from 0 to 1, or from 0 to 255 if its input is UINT8. A
-    box counts only for its best class, and its score is objectness · class score. NMS is applied
-    within each class, except with an end-to-end head, which does not need it: `iou` then has no
-    effect. The client uses the model's first input and first output and, for masks, an output with
-    three dimensions, the prototypes.
+    box counts only for its best class. Its score is the class score, multiplied by the objectness
+    if there is one. NMS is applied within each class, except with an end-to-end head, which does
+    not need it: `iou` then has no effect. The client uses the model's first input and first output
+    and, for masks, an output with three dimensions, the prototypes.
     """
 
     task = "object-detection"
@@ -145,8 +145,8 @@ class Client(ModelClient):
         """Convert RGB images of any size to the input [n,3,height,width], with values from 0 to 1,
         or from 0 to 255 if it is UINT8.
 
-        If the model's height and width are variable, the smallest that all images fit into are
-        used.
+        A variable side is the shortest multiple of `stride` into which all images fit after their
+        longer sides have become `size`.
         """
         height, width = self._target(instances)
         shape = (len(instances), 3, height, width)
@@ -246,15 +246,15 @@ class Client(ModelClient):
         return {"detections": detections, "image": {"width": fit.width, "height": fit.height}}
 
     def _check_final(self, table: Array) -> None:
-        """Raise InferenceFailed if the table does not come from an end-to-end head. YOLOv5's table
-        for one class also has six columns."""
+        """Raise InferenceFailed if the sixth column has other values than class ids, as in YOLOv5's
+        table for one class, which also has six columns."""
         ids = table[:, 5]
         classes = len(self.labels) or np.inf
         is_id = (ids == ids.round()) & (ids >= 0) & (ids < classes)
         if not is_id.all():
             raise InferenceFailed(
                 f"output '{self.output.name}' of model '{self.model.name}' has other values in its "
-                "last column than class ids: it is not an end-to-end head, or the labels are not "
+                "sixth column than class ids: it is not an end-to-end head, or the labels are not "
                 "its own; for YOLOv5's table of one class set the parameter 'layout' to yolov5"
             )
 

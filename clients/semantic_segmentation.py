@@ -51,6 +51,7 @@ class Client(ImageClient):
             raise InvalidRequest(mismatch)
 
     def _mismatch(self, classes: int) -> str:
+        """Return why the client cannot serve this number of classes, or "" if it can."""
         if classes == 1:
             return (
                 f"output '{self.output.name}' has one channel, in which every pixel would "
@@ -117,7 +118,7 @@ class Client(ImageClient):
 def best_classes(scores: Floats, size: tuple[int, int]) -> Pixels:
     """Enlarge scores [classes, height, width] to `size` (width, height), and return the best class
     of each pixel, which is the first if several scores are equal. Classes are enlarged one at a
-    time, so no more than three maps are in memory."""
+    time, so that few maps are in memory."""
     best = np.zeros(size[::-1], np.uint8)
     highest = cv2.resize(scores[0], size, interpolation=cv2.INTER_LINEAR)
     for index, plane in enumerate(scores[1:], 1):

@@ -40,8 +40,8 @@ INDEX_NAMES = {"", "Unnamed: 0"}
 
 
 def _numbers(text: str) -> tuple[int | float, ...]:
-    """Return the numbers of a list like 0,1,2.5. Raise ValueError if the text is not such a
-    list."""
+    """Return the numbers of a list like 0,1,2.5. Raise ValueError or TypeError if the text is not
+    such a list."""
     numbers = orjson.loads(f"[{text}]")
     return tuple(n if type(n) is int else float(n) for n in numbers)
 
@@ -91,7 +91,7 @@ class Client(ModelClient):
             )
         self._read_columns()
         self.labels = names_of(model, self.options["labels"], "labels")
-        self.scores = self._probabilities()
+        self.scores = self._scores_output()
         self._check_labels()
         predicted = next((spec for spec in model.outputs if spec.name != self.scores), None)
         self.main_output = predicted.name if predicted else ""
@@ -135,7 +135,7 @@ class Client(ModelClient):
             )
         return [number in missing for number in numbers]
 
-    def _probabilities(self) -> str:
+    def _scores_output(self) -> str:
         """Return the name of the output that has probabilities, or "" if there is none."""
         names = [spec.name for spec in self.model.outputs]
         wanted: str = self.options["probabilities"]
@@ -155,7 +155,8 @@ class Client(ModelClient):
 
     def header(self, cells: Sequence[str]) -> Sequence[str] | None:
         """Return the names of the columns if the cells are a header, () if they are a header
-        without known names, or None if they are a row.
+        without known names, or None if they are a row. If the model's columns have names, a header
+        has at least one of them.
 
         pandas numbers columns without names 0, 1, 2 …, so three or more such cells are a header. If
         the model's columns have no names and none of them contains strings, a row of different
@@ -205,6 +206,7 @@ class Client(ModelClient):
         return instance
 
     def _named(self, instance: Mapping[str, Any], number: int) -> Row:
+        """Return the cells of a row that maps columns to cells."""
         if not self.columns:
             raise DecodingError(
                 "this model's columns have no names: send a list of cells", instance=number
@@ -253,6 +255,7 @@ class Client(ModelClient):
         return [dict(zip(values, row, strict=True)) for row in predictions]
 
     def _rows(self, array: Array, predicted: bool) -> list[list[Any]]:
+        """Return an output as lists. If it is `predicted`, its class numbers become labels."""
         rows: list[list[Any]] = array.tolist()
         if array.dtype.kind == "O":
             return [[value.decode() for value in row] for row in rows]
@@ -263,6 +266,8 @@ class Client(ModelClient):
         return [[names[value] for value in row] for row in rows]
 
     def _by_class(self, array: Array) -> list[dict[str, float]]:
+        """Return {class: probability} for each row. A class without a label is named by its
+        number."""
         numbers = self.options["classes"] or range(array.shape[1])
         names = self.labels or [
             str(int(number) if number % 1 == 0 else number) for number in numbers
@@ -273,7 +278,8 @@ class Client(ModelClient):
 
 
 def _width(spec: TensorSpec, named: int) -> int:
-    """Return the number of columns of an input, or `named` if its shape does not determine it."""
+    """Return the number of columns of an input, or `named` if its shape does not determine it.
+    Raise InvalidRequest if the input is not a column or a matrix."""
     columns = math.prod(spec.shape)
     is_unknown = columns < 1 and not named
     if len(spec.shape) > 1 or spec.datatype not in DTYPES or is_unknown:

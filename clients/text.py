@@ -2,8 +2,8 @@
 library's pipelines.
 
 The setting `task` selects the task. The model's folder contains the tokenizer's files as
-transformers saves them. The predictions equal those of transformers' own pipelines with the same
-weights. clients/_text has a module for each task.
+transformers saves them. With the same weights, the predictions equal those of transformers' own
+pipelines or, for embeddings and rankings, of sentence-transformers. clients/_text has the tasks.
 """
 
 from typing import Any
@@ -89,7 +89,8 @@ class Client(ModelClient):
     def prepare(self, instances: Instances, parameters: Values) -> Tensors:
         """Return input_ids, attention_mask and token_type_ids [rows, longest], in the datatype of
         the model's inputs (INT64 or INT32), `truncated` [n instances], and whatever else the task
-        needs. Raise DecodingError for a text that is too long if `truncate` is false."""
+        needs. Omit optional inputs that have only their default values. Raise DecodingError for a
+        text that is too long if `truncate` is false."""
         tensors = self.text_task.tokens(instances, parameters)
         most = self.tokenizer.max_length
         truncated = tensors.setdefault("truncated", tensors["num_tokens"] > most)

@@ -38,6 +38,9 @@ def scale(options: Scale, aws: Aws) -> None:
         "MaxCapacity": options.max,
     }
     bounds = config.request(aws, options.config, "RegisterScalableTarget", bounds)
+    fewest, most = bounds["MinCapacity"], bounds["MaxCapacity"]
+    if fewest > most:
+        raise UsageError(f"--min {fewest} is more than --max {most}")
     policy = config.request(aws, options.config, "PutScalingPolicy", policy)
     aws.write(autoscale.SERVICE, "RegisterScalableTarget", bounds)
     aws.write(autoscale.SERVICE, "PutScalingPolicy", policy)
@@ -52,7 +55,7 @@ COMMANDS: dict[str, tuple[type[Common], Callable[[Any, Aws], None], str]] = {
     "autoscale": (Scale, scale, "scale the number of instances with the load"),
     "invoke": (Invoke, invoke, "send a file, a text or JSON to the endpoint"),
     "status": (Common, status, "print the endpoint's state and what runs on it"),
-    "delete": (Delete, delete, "delete everything that was created, after asking"),
+    "delete": (Delete, delete, "delete endpoint, configurations and models, after asking"),
 }
 
 

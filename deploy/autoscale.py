@@ -1,5 +1,5 @@
 """Builds the requests for the command `autoscale`, which makes AWS adjust the number of instances
-to the load (target tracking)."""
+to the load (target tracking), and removes the scaling."""
 
 from typing import Any
 

@@ -122,6 +122,7 @@ def _with_current_instances(config: Reply, endpoint: Reply) -> Reply:
 
 
 def _remove_others(options: Endpoint, aws: Aws, kind: str, wanted: str) -> None:
+    """Delete the stack's resources of this kind, except the one called `wanted`."""
     for each in owned(options, aws, kind):
         if each != wanted:
             remove(aws, kind, each)
@@ -212,9 +213,11 @@ def _describe(options: Common, aws: Aws) -> Reply | None:
 
 def _settle(options: Endpoint, aws: Aws, config: Reply) -> bool:
     """Wait until the endpoint serves `config`, and return True. Raise DeployError if AWS has rolled
-    the update back. With --no-wait, return False immediately."""
-    if options.no_wait or aws.dry_run:
-        return aws.dry_run
+    the update back. In a dry run, return True immediately, or with --no-wait, False."""
+    if aws.dry_run:
+        return True
+    if options.no_wait:
+        return False
     say("waiting for the endpoint, which takes minutes")
     aws.wait("endpoint_in_service", options.name)
     endpoint = aws.read("sagemaker", "DescribeEndpoint", EndpointName=options.name)

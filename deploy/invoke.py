@@ -21,6 +21,8 @@ PICTURES = {".jpg": "image/jpeg", ".jpeg": "image/jpeg", ".png": "image/png"}
 
 def invoke(options: Invoke, aws: Aws) -> None:
     """Send the request that the options describe, and print the reply or write it to --output."""
+    if options.stream and options.output:
+        raise UsageError("--stream prints the reply: leave out --output")
     body, content_type = _body(options)
     picture = PICTURES.get(options.output.suffix.lower(), "") if options.output else ""
     parameters = {
@@ -43,7 +45,8 @@ def invoke(options: Invoke, aws: Aws) -> None:
 
 
 def _body(options: Invoke) -> tuple[bytes, str]:
-    """Return the body that the options describe, and its content type."""
+    """Return the body that the options describe, and its content type. Raise UsageError if there is
+    none, or if the file cannot be read."""
     if options.text is not None:
         return options.text.encode(), "text/plain"
     if options.json is not None:
@@ -82,6 +85,8 @@ def _print_stream(reply: Reply) -> None:
 
 
 def _show(options: Invoke, reply: Reply) -> None:
+    """Print the reply, or write it to --output. Raise DeployError if it is not text and there is no
+    --output, and UsageError if the file cannot be written."""
     body = reply["Body"].read()
     kind = reply.get("ContentType", "")
     if not options.output:

@@ -44,7 +44,7 @@ def model(options: Endpoint, aws: Aws, base: Reply) -> Reply:
 
 def _with_model_data(options: Endpoint, container: Reply) -> dict[str, Any]:
     """Return a copy of the ContainerDefinition. If the options contain model data, it replaces that
-    of the container."""
+    of the container. Raise UsageError if they contain two kinds."""
     if options.model_data and options.multi_model:
         raise UsageError("give one of --model-data and --multi-model")
     if options.multi_model:
@@ -108,6 +108,8 @@ def kept(aws: Aws, operation: str, described: Reply) -> Reply:
 
 
 def model_name(config: Reply) -> str:
+    """Return the name of the model that the configuration serves. Raise DeployError if it has
+    none."""
     try:
         return str(config["ProductionVariants"][0]["ModelName"])
     except KeyError:
@@ -130,6 +132,7 @@ def _named(options: Endpoint, aws: Aws, kind: str, parameters: Reply) -> Reply:
 
 
 def untagged(parameters: Reply, name: str) -> Reply:
+    """Return the request without its tags and its field `name`."""
     return {key: value for key, value in parameters.items() if key not in (name, "Tags")}
 
 

@@ -48,6 +48,7 @@ def tagged(options: Endpoint, parameters: Reply) -> Reply:
 
 
 def tags_of(aws: Aws, arn: str) -> list[dict[str, str]]:
+    """Return the resource's tags, except those that AWS sets itself."""
     tags = aws.list("sagemaker", "ListTags", "Tags", ResourceArn=arn)
     return [tag for tag in tags if not tag["Key"].startswith("aws:")]
 
@@ -71,6 +72,7 @@ def owned(options: Common, aws: Aws, kind: str) -> list[str]:
 
 
 def ensure(aws: Aws, kind: str, parameters: Reply) -> None:
+    """Create the resource, unless one with its name exists."""
     name = parameters[f"{kind}Name"]
     if aws.find("sagemaker", f"Describe{kind}", **{f"{kind}Name": name}):
         say(f"{kind} {name} exists already")

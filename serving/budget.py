@@ -6,6 +6,7 @@ of all limits.
 """
 
 import math
+import re
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -32,6 +33,7 @@ from serving.request_memory import (
 )
 
 Item = TypeVar("Item")
+NOT_FINITE = re.compile(rb"NaN|Infinity")  # as Python's json.dumps writes them
 
 # The maximum number of lists, objects and strings in a JSON text. Each takes 60 to 120 bytes as a
 # Python object.
@@ -114,6 +116,20 @@ def read_json(data: bytes) -> Any:
             return msgspec.json.decode(data)
     except RecursionError as err:
         raise ValueError(str(err)) from err
+    except msgspec.DecodeError as err:
+        raise ValueError(json_mistake(err, data)) from err
+
+
+def json_mistake(err: Exception, data: bytes, hint: str = "") -> str:
+    """Return msgspec's message for an invalid JSON text, followed by `hint` or, if the mistake is
+    NaN or Infinity, by what to send instead."""
+    byte = re.search(r"invalid character \(byte (\d+)\)", str(err))
+    if byte and NOT_FINITE.match(data, int(byte[1])):
+        hint = (
+            "; NaN and Infinity are not JSON: send null for a missing value in a table, or tensors "
+            "as binary data"
+        )
+    return f"{err}{hint}"
 
 
 def admit_json(data: bytes, takes: Callable[[Parts], int] = json_objects) -> Reservation:

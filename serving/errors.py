@@ -197,6 +197,12 @@ class ConfigError(Exception):
         super().__init__(text)
 
 
+def described(err: BaseException) -> str:
+    """Return the error's message. If the error is not one of this module, put its type first."""
+    is_ours = isinstance(err, ServingError | ConfigError)
+    return str(err) if is_ours else f"{type(err).__name__}: {err}"
+
+
 class InvalidRequest(ServingError, code="invalid_request"): ...
 
 

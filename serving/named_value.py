@@ -69,9 +69,21 @@ class NamedValue:
     help: str
     minimum: float | None = None
     maximum: float | None = None
-    choices: tuple[str, ...] = ()
+    choices: tuple[Any, ...] = ()
     parser: Callable[[str], Any] | None = None
     form: str = ""
+
+    def __post_init__(self) -> None:
+        """Replace choices of None by (). Raise ValueError if the definition is wrong."""
+        for name, kind in _KINDS.items():
+            value = getattr(self, name)
+            if not isinstance(value, kind):
+                label = f"{type(self).__name__} {quoted(self.name)}"
+                order = ", ".join(_KINDS)
+                raise ValueError(f"{label}: {name}={quoted(value)} is wrong; the order is {order}")
+        object.__setattr__(self, "choices", tuple(self.choices or ()))
+        if self.parser is None:
+            self.parse(self.default)
 
     def parse(self, value: Any) -> Any:
         """Parse `value`. If it is invalid, raise a ValueError that says what is allowed."""
@@ -92,7 +104,7 @@ class NamedValue:
     def expected(self) -> str:
         """Return a description of the valid values, for error messages."""
         if self.choices:
-            return f"one of {', '.join(self.choices)}"
+            return f"one of {', '.join(map(str, self.choices))}"
         words = self.form or _TYPES[type(self.default)][1]
         if self.minimum is None and self.maximum is None:
             return words
@@ -174,6 +186,16 @@ def _split(value: Any) -> list[Any]:
     return list(parts)
 
 
+_NUMBER = int | float | None
+# Maps a NamedValue's fields to their types.
+_KINDS: dict[str, Any] = {
+    "name": str,
+    "default": bool | int | float | str | Path | tuple,
+    "help": str,
+    "minimum": _NUMBER,
+    "maximum": _NUMBER,
+    "choices": tuple | list | None,
+}
 # Maps the type of a NamedValue's default to its parser, its name in error messages, and its type in
 # JSON Schema (for a list, the type of an item).
 _TYPES: dict[type, tuple[Callable[[Any], Any], str, str | list[str]]] = {

@@ -105,6 +105,7 @@ class Api:
         return members, body
 
     def _check(self, name: str, members: Mapping[str, str], operation: str) -> None:
+        """Raise ValidationError if the endpoint does not support these members."""
         multi_model = self._endpoint.store is not None
         if (variant := members.get("TargetVariant", VARIANT)) != VARIANT:
             raise ValidationError(
@@ -130,6 +131,7 @@ class Api:
                 )
 
     def _call(self, name: str, members: Mapping[str, str], body: bytes, rule: str) -> Call:
+        """Return the call, whose deadline is the limit of `rule`."""
         return Call(
             endpoint=name,
             body=body,
@@ -141,7 +143,8 @@ class Api:
         )
 
     def _headers(self, operation: str, reply: Mapping[str, str]) -> dict[str, str]:
-        """Convert the headers of the container's reply to the headers of the API's reply."""
+        """Convert the headers of the container's reply to the headers of the API's reply. Complain
+        about invalid ones."""
         attributes = reply.get(ATTRIBUTES, "")
         session = reply.get(SESSION_ID, "")
         if len(attributes) > self._journal.limit("attributes") or not (
@@ -168,7 +171,7 @@ class Api:
     def _parts(self, reply: urllib3.BaseHTTPResponse, call: Call) -> Iterator[bytes]:
         """Yield the container's reply as messages of an event stream. If the reply does not end
         properly, the last message is an exception."""
-        yield b""
+        yield b""  # sends the headers before the first part arrives
         try:
             for part in parts_of(reply, call.deadline):
                 yield eventstream.part(part)

@@ -48,7 +48,7 @@ class Queue:
                 f"Value at 'body' failed to satisfy constraint: at most {most:g} bytes"
             )
         if location:
-            _key(location)
+            _key(location)  # raises ValidationError if it is invalid
         identifier = members.get("InferenceId") or str(uuid.uuid4())
         file = uuid.uuid4()
         extension = members.get("S3OutputPathExtension", "").strip("/")
@@ -105,6 +105,7 @@ def write_object(root: Path, location: str, data: bytes) -> None:
 
 
 def _key(location: str) -> str:
+    """Return BUCKET/KEY for s3://BUCKET/KEY. Raise ValidationError for any other location."""
     match = LOCATION.fullmatch(location)
     if not match or ".." in Path(location).parts:
         raise ValidationError(

@@ -411,6 +411,7 @@ class Container:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _read(self) -> None:
+        """Print the container's output, and complain about SYMPTOMS in it."""
         for line in self.process.output:
             text = line.decode("utf-8", "replace").rstrip()
             self.journal.say(f"container | {text}")

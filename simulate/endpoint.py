@@ -56,7 +56,7 @@ class Endpoint:
         self.settled = threading.Event()
         self.in_service = False
         self.failure = ""
-        self._lives = 0
+        self._started = 0  # number of containers
         self._sessions: set[str] = set()
         self.stopping = threading.Event()
         self._container: Container | None = None
@@ -76,7 +76,7 @@ class Endpoint:
         self._thread.join()
 
     def check_created(self, name: str) -> None:
-        """Raise ValidationError until the endpoint is in service, as the platform does."""
+        """Raise ValidationError until the endpoint has been in service, as the platform does."""
         if self.failure or not self.settled.is_set():
             raise ValidationError(f"Endpoint {name} of account {ACCOUNT} not found.")
 
@@ -189,8 +189,8 @@ class Endpoint:
     def _start_container(self) -> Container:
         """Start the next container, in a folder of its own. On a multi-model endpoint, also set
         `_models`."""
-        self._lives += 1
-        launch = replace(self.launch, folder=self.launch.folder / str(self._lives))
+        self._started += 1
+        launch = replace(self.launch, folder=self.launch.folder / str(self._started))
         if self.store is None:
             return Container(launch, self.journal)
         models = launch.folder / "models"
@@ -220,7 +220,7 @@ class Endpoint:
         """Complain that the container did not become healthy, and return False. If it was the
         endpoint's first container, stop the endpoint."""
         self.journal.complain(rule, what)
-        if self._lives == 1:
+        if self._started == 1:
             self.failure = what
             self.stopping.set()
         return False
@@ -264,6 +264,6 @@ class Endpoint:
     def _complain_of_ping(self, container: Container, wrong: str) -> None:
         """Complain about a failed ping, unless the container has ended, which is reported
         elsewhere."""
-        self.stopping.wait(TICK)
+        self.stopping.wait(TICK)  # until the end of a container that is just dying can be seen
         if not container.killed and container.exit_code() is None:
             self.journal.complain("ping-status", f"/ping: {wrong}")

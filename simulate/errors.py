@@ -38,8 +38,8 @@ ServiceUnavailable = partial(PlatformError, 503, "ServiceUnavailable")
 
 
 class ModelError(PlatformError):
-    """Raised if the container replies with an error, or does not reply in time. `original_status`
-    is the status of its reply, or 0 if it did not reply in time."""
+    """Raised if the container replies with an error or too large a body, or does not reply in time.
+    `original_status` is the status of its reply, or 0 if it did not reply in time."""
 
     def __init__(self, endpoint: str, original_status: int, original: bytes | str) -> None:
         text = original if isinstance(original, str) else original.decode("utf-8", "replace")

@@ -1,8 +1,8 @@
 """Loads and unloads models in the container of a multi-model endpoint.
 
 When a model is called for the first time, its archive is unpacked, and POST /models makes the
-container load it. If the container answers 507, or uses too much memory, the least recently used
-models are unloaded with DELETE /models/NAME, and the load is tried again.
+container load it. If the container uses too much memory, the least recently used models are
+unloaded first, with DELETE /models/NAME; if it answers 507, one is, and the load is tried again.
 
 A load continues after its caller has given up, so that the next caller finds the model loaded.
 """
@@ -38,6 +38,7 @@ CONFLICT = 409
 NOT_FOUND = 404
 NO_ROOM = 507
 ENDED = "The container has ended"
+ENDPOINT = "NAME"  # in errors of a load, which serves calls with any EndpointName
 
 
 def find(folder: Path, name: str) -> Path | None:
@@ -192,13 +193,13 @@ class Models:
                 break
             self._journal.count("answers of 507")
             if time.monotonic() > deadline or not self._evict_or_wait():
-                raise ModelError("NAME", NO_ROOM, body)
+                raise ModelError(ENDPOINT, NO_ROOM, body)
         if status not in (OK, CONFLICT):
             if not 400 <= status < 500:
                 self._journal.complain(
                     "load-status", f"the container answered {status} to the load of {target}"
                 )
-            raise ModelError("NAME", status, body)
+            raise ModelError(ENDPOINT, status, body)
 
     def _evict_or_wait(self) -> bool:
         """Evict a model and return True. If none can be evicted, wait briefly, and return whether
@@ -238,6 +239,6 @@ class Models:
         body: bytes | None = None,
     ) -> tuple[int, bytes]:
         headers = {"Content-Type": "application/json", TARGET_MODEL: target} if body else {}
-        with translated(self._journal, rule, "NAME"):
+        with translated(self._journal, rule, ENDPOINT):
             reply = self._container.send(method, path, body, headers, deadline)
             return reply.status, reply.read()

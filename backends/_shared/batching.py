@@ -3,7 +3,7 @@
     requests --read--> calls --Merge.key, Merge.groups--> groups --run--> arrays of each call
         --> responses
 
-If a run fails, each of its requests gets a new run of its own, so that one bad request does not
+If a run of several requests fails, each gets a new run of its own, so that one bad request does not
 fail the others. `backends.install` copies this file into every backend's folder.
 """
 
@@ -68,7 +68,7 @@ class Batcher:
     def answer(self, requests: Sequence[Any]) -> list[Any]:
         """Return one response for each request, in the same order."""
         responses: dict[int, Any] = {}
-        groups: dict[Hashable, list[Call]] = {}
+        by_key: dict[Hashable, list[Call]] = {}
         for index, request in enumerate(requests):
             try:
                 call = Call(index, *self.read(request))
@@ -76,8 +76,8 @@ class Batcher:
             except Exception as err:
                 responses[index] = self._failure(err)
             else:
-                groups.setdefault(key, []).append(call)
-        for calls in chain.from_iterable(map(self.merge.groups, groups.values())):
+                by_key.setdefault(key, []).append(call)
+        for calls in chain.from_iterable(map(self.merge.groups, by_key.values())):
             responses.update(self._answer(calls))
         return [responses[index] for index in range(len(requests))]
 

@@ -49,7 +49,8 @@ def complete(config: Config, inputs: Mapping[str, Tensor], outputs: Mapping[str,
     NVIDIA's backend.
 
     A model can be batched if the first dimension of each of its tensors is dynamic. max_batch_size
-    is then Triton's default, unless config.pbtxt sets it.
+    is then Triton's default, unless config.pbtxt sets it. Raise ValueError if config.pbtxt sets it
+    for a model that cannot be batched.
     """
     tensors = {"input": inputs, "output": outputs}
     every = [*inputs.values(), *outputs.values()]
@@ -133,6 +134,7 @@ def check_tensor(config: Config, side: str, entry: Config, tensors: Mapping[str,
     dims = entry["reshape"].get("shape", []) if "reshape" in entry else entry["dims"]
     shape = [*batch, *map(int, dims)]
     free = len(batch) if side == "output" else len(shape)
+    # the shape of a scalar is not checked, because config.pbtxt has to declare it as [1]
     if tensor.shape and not fits(shape, tensor.shape, free):
         note = " (the first is the batch dimension of max_batch_size)" if batch else ""
         raise ValueError(
@@ -149,6 +151,6 @@ def fits(configured: Sequence[int], shape: Sequence[int], free: int) -> bool:
         return False
     sizes = zip(configured, shape, strict=True)
     return all(
-        size in (-1, own) or (own == -1 and index >= free)
-        for index, (own, size) in enumerate(sizes)
+        size in (-1, declared) or (declared == -1 and index >= free)
+        for index, (declared, size) in enumerate(sizes)
     )

@@ -1,9 +1,10 @@
 """Serves `platform: "onnxruntime_onnx"` without NVIDIA's image: ONNX Runtime in a Python-based
 backend.
 
-It accepts the same config.pbtxt as NVIDIA's own C++ backend, with the same parameters and defaults
-(triton-inference-server/onnxruntime_backend, src/onnxruntime.cc). Each instance runs in its own
-process. Requests whose inputs can be joined are merged into one run of the model (batching.py).
+It accepts the same config.pbtxt as NVIDIA's own C++ backend
+(triton-inference-server/onnxruntime_backend, src/onnxruntime.cc), with the same parameters and
+nearly the same defaults (onnx_session.py). Each instance runs in its own process. Requests whose
+inputs can be joined are merged into one run of the model (batching.py).
 """
 
 import json
@@ -72,7 +73,7 @@ class TritonPythonModel(instance.Instance):  # type: ignore[misc]  # untyped, as
 
     def initialize(self, args: instance.Texts) -> None:
         """Create the session, and check config.pbtxt against the file. The load fails if this
-        raises ValueError."""
+        raises ValueError or FileNotFoundError."""
         config = json.loads(args["model_config"])
         settings = SessionSettings.from_config(config)
         path = instance.model_file(args, config, "model.onnx")

@@ -34,8 +34,8 @@ CACHE_BYTES = 1 << 20  # the L2 cache of one processor: 1 to 2 MB on today's ser
 VALUE_BYTES = 4  # bytes of a value: models compute in FP32, even if the pixels are UINT8
 CPU = ("CPUExecutionProvider",)
 DISABLED = 2  # the value of optimization.graph.level in config.pbtxt that turns optimization off
-# the supported parameters in config.pbtxt, including those of NVIDIA's backend that apply only to a
-# GPU
+# the parameters that `build --set` accepts: those that this backend reads, and those that only
+# NVIDIA's backend reads
 PARAMETERS = (
     "intra_op_thread_count",
     "inter_op_thread_count",
@@ -64,8 +64,8 @@ OPTIMIZATION_LEVELS = {
 
 @dataclass(frozen=True)
 class SessionSettings:
-    """The settings of a session, from the `parameters` in config.pbtxt. NVIDIA's backend has all of
-    them too, except `separate_runs`."""
+    """The settings of a session, from config.pbtxt. NVIDIA's backend has all of them too, except
+    `separate_runs`."""
 
     intra_op_threads: int = 1
     inter_op_threads: int = 0

@@ -1,8 +1,9 @@
 """Serves `backend: "openvino"` without NVIDIA's image: OpenVINO in a Python-based backend.
 
-It accepts the same config.pbtxt as NVIDIA's own C++ backend, with the same parameters
-(triton-inference-server/openvino_backend). Each instance runs in its own process without any other
-engine, because processes that used both ONNX Runtime and OpenVINO have crashed.
+It accepts the same config.pbtxt as NVIDIA's own C++ backend, with the same parameters, except those
+that openvino_settings.py refuses (triton-inference-server/openvino_backend). Each instance runs in
+its own process without any other engine, because processes that used both ONNX Runtime and OpenVINO
+have crashed.
 """
 
 import json

@@ -168,8 +168,7 @@ def complete(config: Config, file: Path) -> None:
 
 def compiled(model: Any, settings: OpenvinoSettings, args: Mapping[str, str]) -> Any:
     """Compile the model or load it from the cache, and log which of the two happened. `args` is
-    what Triton passes to initialize. Raise ValueError if the processor does not support the
-    model."""
+    what Triton passes to initialize. Raise ValueError if OpenVINO cannot compile the model."""
     warnings = list(settings.warnings)
     core = openvino.Core()
     capabilities = core.get_property(DEVICE, "OPTIMIZATION_CAPABILITIES")

@@ -118,8 +118,8 @@ class OpenvinoSettings:
 def _one_of(
     parameters: Mapping[str, str], name: str, allowed: Sequence[str], default: str = ""
 ) -> str:
-    """Return the parameter's value in lower case. Raise ValueError if it is not one of the
-    `allowed` values."""
+    """Return the parameter's value in lower case, or `default` if it is not set. Raise ValueError
+    if it is not one of the `allowed` values."""
     known = {text: text for text in allowed}
     text = read(parameters, name, lambda text: known[text.lower()], default, ", ".join(allowed))
     return str(text)
@@ -144,9 +144,9 @@ def root() -> Path:
 
 @contextmanager
 def opened(model: str, version: str) -> Iterator[Path]:
-    """Yield the cache folder of one version of a model, locked against other instances. On exit,
-    remove compiled models that are no longer needed. Raise OSError if the folder cannot be locked
-    or changed."""
+    """Yield the cache folder of one version of a model, locked against other instances. If the
+    `with` block succeeds, remove compiled models that are no longer needed. Raise OSError if the
+    folder cannot be locked or changed."""
     own(root().parent)
     folder = root() / quote(model, safe="") / version
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -1,8 +1,8 @@
 """Serves `platform: "pytorch_libtorch"` without NVIDIA's image: TorchScript in a Python-based
 backend.
 
-It accepts the same config.pbtxt as NVIDIA's own C++ backend, with the same tensor names
-(naming.py), parameters and defaults (torch_settings.py; triton-inference-server/pytorch_backend).
+It accepts the same config.pbtxt as NVIDIA's own C++ backend (triton-inference-server/
+pytorch_backend), with the same tensor names and, with one exception, parameters (naming.py).
 Each instance runs in its own process. The container does not include PyTorch; if it is missing, a
 load fails with an error that says what to install.
 """
@@ -31,8 +31,8 @@ class TritonPythonModel(Instance):  # type: ignore[misc]  # mypy finds no base c
     complete = staticmethod(complete)
 
     def initialize(self, args: Texts) -> None:
-        """Load the module. The load fails if this raises ValueError, or ModuleNotFoundError if
-        PyTorch is missing."""
+        """Load the module. The load fails if this raises ValueError or FileNotFoundError, or
+        ModuleNotFoundError if PyTorch is missing."""
         with needs("the platform pytorch_libtorch needs PyTorch", REMEDY):
             from torch_instance import TorchInstance
         self.batcher = TorchInstance(json.loads(args["model_config"]), args).batcher

@@ -34,6 +34,7 @@ class TorchInstance:
         pb_utils.Logger.log_info(f"{args['model_instance_name']}: {self.device}, {self.settings}")
 
     def _name_tensors(self, config: instance.Config) -> None:
+        """Set `inputs`, `outputs` and `datatypes`."""
         naming.check(config)
         arguments = arguments_of(self.module)
         names = naming.input_names(config)

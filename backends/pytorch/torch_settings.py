@@ -1,5 +1,5 @@
 """Reads the `parameters` in config.pbtxt, which have the same names and meanings as in NVIDIA's
-backend (pytorch_backend, README.md)."""
+backend (pytorch_backend, README.md), and refuses those in REMOVED."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

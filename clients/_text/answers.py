@@ -96,7 +96,7 @@ class QuestionAnswering(Task):
 
     def _answers(self, context: str, windows: Sequence[Any], parameters: Values) -> Predictions:
         answers: dict[str, dict[str, Any]] = {}
-        none = 1.0
+        no_answer = 1.0  # the lowest probability of any window that it does not have the answer
         top_k = parameters["top_k"]
         aligned = parameters["align_to_words"]
         # several spans of tokens may cover the same words
@@ -105,21 +105,21 @@ class QuestionAnswering(Task):
             check_time()
             offsets = encoding.offsets  # each access builds a new list
             starts, ends = self._probabilities(encoding, start, end)
-            none = min(none, float(starts[0] * ends[0]))
+            no_answer = min(no_answer, float(starts[0] * ends[0]))
             starts[0] = ends[0] = 0.0
             for first, last, score in _spans(starts, ends, count, parameters):
                 begin = offsets[first][0]
-                behind = offsets[last][1]
+                stop = offsets[last][1]
                 if aligned:
-                    begin, behind = _words(encoding, first, last) or (begin, behind)
-                text = context[begin:behind]
+                    begin, stop = _words(encoding, first, last) or (begin, stop)
+                text = context[begin:stop]
                 answer = answers.setdefault(
-                    text.lower(), {"answer": text, "score": 0.0, "start": begin, "end": behind}
+                    text.lower(), {"answer": text, "score": 0.0, "start": begin, "end": stop}
                 )
                 answer["score"] += score
         candidates = list(answers.values())
         if parameters["handle_impossible_answer"]:
-            candidates.append({"answer": "", "score": none, "start": 0, "end": 0})
+            candidates.append({"answer": "", "score": no_answer, "start": 0, "end": 0})
         return sorted(candidates, key=lambda answer: -float(answer["score"]))[:top_k]
 
     def _probabilities(self, encoding: Encoding, start: Array, end: Array) -> tuple[Array, Array]:
@@ -138,10 +138,11 @@ class QuestionAnswering(Task):
 def _spans(
     starts: Array, ends: Array, count: int, parameters: Values
 ) -> list[tuple[int, int, float]]:
-    """Return the best spans as tuples (first token, last token, score)."""
+    """Return the `count` best spans as tuples (first token, last token, score)."""
     length = min(parameters["max_answer_len"], len(starts))
-    behind = np.concatenate((ends, np.zeros(length, ends.dtype)))
-    ends_near = np.lib.stride_tricks.sliding_window_view(behind, length)
+    padded = np.concatenate((ends, np.zeros(length, ends.dtype)))
+    ends_near = np.lib.stride_tricks.sliding_window_view(padded, length)
+    # scores[i, j] is the score of the span from token i to token i + j
     scores = starts[:, None] * ends_near[: len(starts)]
     spans = []
     for index, score in best(scores.ravel(), count):

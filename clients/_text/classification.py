@@ -21,7 +21,7 @@ from clients.base import (
     softmax,
 )
 from serving.budget import MOST_MADE, MOST_ROWS, check_count
-from serving.errors import DecodingError, InvalidRequest
+from serving.errors import DecodingError, InvalidRequest, ServingError
 
 FUNCTIONS = ("auto", "softmax", "sigmoid", "none")
 # maps torch's names of the functions that a CrossEncoder may apply to its scores to our names
@@ -141,6 +141,7 @@ class ZeroShotClassification(Task):
             )
         self.outputs = (scores_output(model, len(labels)).name,)
         self.entailment = entailments[0]
+        # the opposite end of the labels, as in transformers' pipeline
         self.contradiction = -1 if self.entailment == 0 else 0
 
     def rows(self, instance: Any) -> int:
@@ -156,7 +157,8 @@ class ZeroShotClassification(Task):
         characters, and InvalidRequest if a label alone is longer than the model accepts."""
         template = parameters["hypothesis_template"]
         labels = [
-            self._labels(index, instance, parameters) for index, instance in enumerate(instances)
+            self._candidates(index, instance, parameters)
+            for index, instance in enumerate(instances)
         ]
         every = list(chain.from_iterable(labels))
         length = len(every) * len(template) + len("".join(every))
@@ -167,12 +169,13 @@ class ZeroShotClassification(Task):
             groups.append([(text, template.replace(HOLE, label)) for label in own])
         try:
             return self.encode_groups(groups)
-        except DecodingError:
+        except ServingError:  # TooLate or DecodingError
             raise
         except Exception as err:  # the tokenizer raises no narrower class
             raise InvalidRequest(f"a label is too long: {err}") from err
 
-    def _labels(self, index: int, instance: Any, parameters: Values) -> Sequence[str]:
+    def _candidates(self, index: int, instance: Any, parameters: Values) -> Sequence[str]:
+        """Return the labels to choose from. Raise DecodingError if there are none or too many."""
         labels: Sequence[str] = parameters["candidate_labels"]
         if not isinstance(instance, str):
             labels = instance["candidate_labels"] or labels
@@ -193,7 +196,7 @@ class ZeroShotClassification(Task):
         logits = self.read(outputs)
         predictions = []
         for number, instance in enumerate(instances):
-            labels = self._labels(number, instance, parameters)
+            labels = self._candidates(number, instance, parameters)
             scores = self._scores(logits[inputs["owners"] == number], parameters["multi_label"])
             ranked = best(scores, len(labels))
             classes = [
@@ -204,6 +207,8 @@ class ZeroShotClassification(Task):
         return predictions
 
     def _scores(self, logits: Array, several: bool) -> Array:
+        """Return the score of each label of a text. If `several` may be true, compare a label's
+        entailment with its contradiction, otherwise with the entailment of the other labels."""
         if several or len(logits) == 1:
             columns = [self.contradiction, self.entailment]
             return softmax(logits[:, columns])[:, 1]
@@ -241,9 +246,13 @@ class TextRanking(Task):
     def _function(self) -> str:
         """Choose the function as sentence-transformers' CrossEncoder does: the one that
         config_sentence_transformers.json or config.json names, or else the sigmoid. Raise
-        InvalidRequest if the function is not in CROSS_ENCODERS."""
-        if self.options["activation"] != "auto":
-            return str(self.options["activation"])
+        InvalidRequest if that function is not in CROSS_ENCODERS, or for softmax, which would mix
+        the scores of all instances in a batch."""
+        activation = str(self.options["activation"])
+        if activation == "softmax":
+            raise InvalidRequest("parameter 'activation': text-ranking takes auto, sigmoid or none")
+        if activation != "auto":
+            return activation
         config, own = self.tokenizer.config, self.tokenizer.sentence_transformers
         written = own.get("activation_fn")
         written = written or (config.get("sentence_transformers") or {}).get("activation_fn")

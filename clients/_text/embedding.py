@@ -29,7 +29,7 @@ def _explicit(value: Any) -> ExplicitPrompt:
 
 class Embedding(Task):
     """Predicts `{"embedding": FP32 [dimensions]}`: the mean, the maximum, the first or the last of
-    the tokens' vectors, cut to `dimensions` and scaled to length 1.
+    the tokens' vectors, cut to `dimensions` and, by default, scaled to length 1.
 
     If the network has the output `sentence_embedding` [hidden] and config.pbtxt does not set
     `pooling`, the client reads that output. Otherwise it reads the first output, [tokens, hidden]
@@ -79,6 +79,7 @@ class Embedding(Task):
         return super().tokens(instances, parameters)
 
     def _prompt(self, parameters: Values) -> str:
+        """Return the prompt to put before each text: the explicit one, or else the named one."""
         name = parameters["prompt_name"] or self.default_prompt
         if isinstance(parameters["prompt"], ExplicitPrompt) or not name:
             return str(parameters["prompt"])

@@ -17,7 +17,8 @@ STRATEGIES = ("none", "simple", "first", "average", "max")
 
 @dataclass(frozen=True)
 class Token:
-    """A token, or a word of several tokens. `tag` is the label with the highest score."""
+    """A token, or a word of several tokens. `tag` is the label with the highest score. `continues`
+    is true if the token belongs to the word of the token before it."""
 
     text: str
     scores: Array
@@ -51,6 +52,7 @@ class TokenClassification(Task):
         super().__init__(model, tokenizer, options)
         self.names = self.labels()
         self.unknown = tokenizer.special("unk_token", "[UNK]")[1]
+        # whether a token's spelling shows that it continues a word, such as ##ing
         self.knows_words = bool(
             getattr(tokenizer.tokenizer.model, "continuing_subword_prefix", None)
         )
@@ -68,7 +70,8 @@ class TokenClassification(Task):
         self, outputs: Tensors, inputs: Tensors, instances: Sequence[str], parameters: Values
     ) -> Predictions:
         """Return the entities of each text, from logits [rows, sequence, labels]."""
-        scores, strategy = softmax(self.read(outputs)), parameters["aggregation_strategy"]
+        scores = softmax(self.read(outputs))
+        strategy = parameters["aggregation_strategy"]
         ignored = frozenset(parameters["ignore_labels"])
         windows: list[list[list[Entity]]] = [[] for _ in instances]
         for owner, encoding, row in zip(
@@ -148,6 +151,7 @@ class TokenClassification(Task):
         return self._token(text, scores, tokens[0].start, tokens[-1].end)
 
     def _group(self, tokens: Sequence[Token]) -> Entity:
+        """Join the tokens of an entity. Its score is the mean of theirs."""
         text = self.tokenizer.joined([token.text for token in tokens])
         score = float(np.mean([token.score for token in tokens]))
         first = tokens[0]

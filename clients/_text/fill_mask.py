@@ -47,7 +47,7 @@ class FillMask(Task):
 
     def tokens(self, instances: Sequence[str], parameters: Values) -> Tensors:
         """Return the inputs, including masked_lm_positions [n, most masks in a text]. Raise
-        DecodingError for a text without a mask."""
+        DecodingError for a text without a mask, or with too many."""
         tensors = super().tokens(instances, parameters)
         return tensors | {POSITIONS: self._positions(tensors["input_ids"], instances)}
 
@@ -91,11 +91,12 @@ class FillMask(Task):
                     f"parameter 'top_k': {top_k} tokens for each of {len(positions)} masks "
                     f"are too many; at most {MOST_FILLED} are returned for a text"
                 )
+            # a compact model returns logits for the masks only
             rows = slice(len(positions)) if self.compact else positions
             scores = softmax(logits[rows])
             masks = [
-                self._fill(ids, p, s, targets, top_k)
-                for p, s in zip(positions, scores, strict=True)
+                self._fill(ids, position, own, targets, top_k)
+                for position, own in zip(positions, scores, strict=True)
             ]
             predictions.append({"masks": masks})
         return predictions

@@ -108,8 +108,8 @@ class Fields(TextCodec):
             self.expected = f"a string, or {self.expected}"
 
     def open(self, data: bytes, limits: Limits) -> Any:
-        """Return the bytes as text. If they are a JSON object with the task's keys, or if the task
-        needs more than a text, return the object instead."""
+        """Return the bytes as text. If they are a JSON object with the key "text" and no unknown
+        keys, or if the task needs more than a text, return what `open_json` makes of it."""
         text = super().open(data, limits)
         value = {}
         if text.lstrip().startswith("{"):
@@ -119,7 +119,7 @@ class Fields(TextCodec):
         return text if self.plain and not is_object else self.open_json(value, limits)
 
     def open_json(self, value: Any, limits: Limits) -> Any:
-        """Return a string, or a dict with the known keys that the value has."""
+        """Return a string, or a dict of texts. Raise DecodingError for unknown or missing keys."""
         if self.plain and isinstance(value, str):
             return value
         is_complete = isinstance(value, dict) and value.keys() >= set(self.required)

@@ -134,7 +134,7 @@ class TextTokenizer:
         self.pad_id = self.special("pad_token", "[PAD]")[1] or 0
         self.mask, self.mask_id = self.special("mask_token", "[MASK]")
         self.has_types = _gives_types(self.settings, self.config)
-        self._windows = threading.Lock()
+        self._truncation_lock = threading.Lock()
 
     def _limit(self) -> int:
         """Return the maximum number of tokens in a text: the lower of the tokenizer's limit and the
@@ -266,8 +266,8 @@ class TextTokenizer:
     def _padded(
         self, rows: Sequence[tuple[list[int], list[int]]], owners: Sequence[int], limit: int
     ) -> Tensors:
-        """Return the inputs for rows of (token ids, token types), padded to at most `limit`
-        tokens."""
+        """Return the inputs for rows of (token ids, token types), padded to at most `limit` tokens.
+        Raise DecodingError for a row without tokens. `owners` has the instance of each row."""
         longest = max(len(ids) for ids, _ in rows)
         padded = math.ceil(longest / self.multiple) * self.multiple
         shape = (len(rows), min(padded, limit))
@@ -322,8 +322,8 @@ class TextTokenizer:
         }
 
     def _cut(self, text: Text, length: int, stride: int, every: bool) -> tuple[list[Encoding], int]:
-        """Return the windows of a text, and its number of tokens. Raise ValueError if the text is
-        too long, or if a window has no room for it."""
+        """Return the windows of a text, and its number of tokens. Raise ValueError if there are too
+        many characters or windows, or if a window has no room for the text."""
         if isinstance(text, str) and not every:
             text = self.part(text, self.max_characters)
         characters = len("".join(text))
@@ -333,12 +333,15 @@ class TextTokenizer:
             )
         texts = [text] if isinstance(text, str) else list(text)
         is_pair = len(texts) > 1
-        with self._windows:
+        with self._truncation_lock:
             self.tokenizer.no_truncation()
             lengths = [len(self._encoded(each, special=False)) for each in texts]
             count = sum(lengths) + self.tokenizer.num_special_tokens_to_add(is_pair)
-            room = length - count + lengths[-1]
-            _check_windows(lengths[-1], room, stride, MOST_ROWS if every else PORTION)
+            # what a window has left for the last text beside special tokens and a first text
+            room = length - (count - lengths[-1])
+            # no text has more than PORTION windows, so only `every` limits them
+            most = MOST_ROWS if every else PORTION
+            _check_windows(lengths[-1], room, stride, most)
             strategy = "only_second" if is_pair else "longest_first"
             self.tokenizer.enable_truncation(
                 length, stride=stride, strategy=strategy, direction=self.direction
@@ -358,8 +361,8 @@ class TextTokenizer:
 
 def load_with_transformers(folder: Path) -> Any:
     """Load the folder's tokenizer with transformers' AutoTokenizer, without network access and
-    without running code from the folder. Raise ConfigError if the tokenizer needs such code or a
-    missing package, or has no `backend_tokenizer`."""
+    without running code from the folder. Raise ConfigError if the tokenizer needs such code, a
+    missing package or a missing file, or has no `backend_tokenizer`."""
     for file in ("tokenizer_config.json", "config.json"):
         code = _read_json(folder / file).get("auto_map") or {}
         if isinstance(code, list) or "AutoTokenizer" in code:

@@ -1,4 +1,4 @@
-"""Builds the image for `make image`, with the first of docker, podman and buildah that works.
+"""Builds the image for `make image`, with ENGINE, or else the first engine that works.
 
 usage: python scripts/image/build.py [cpu | gpu]
 
@@ -95,7 +95,7 @@ def build(engine: str, target: str, environ: Mapping[str, str]) -> str:
 
 
 def build_command(engine: str) -> list[str]:
-    """Return the engine's build command with the options that make builds reproducible."""
+    """Return the engine's build command with its options, which make builds reproducible."""
     if engine == "docker":
         return ["docker", "build", "--build-arg", f"SOURCE_DATE_EPOCH={_epoch()}"]
     # Use Docker's format, because OCI's has no HEALTHCHECK. Chroot isolation needs fewer privileges
@@ -168,8 +168,8 @@ INDEXES = {
 
 
 def base_image(engine: str, environ: Mapping[str, str]) -> str:
-    """Return the base image: BASE_IMAGE, or else Debian's image. If that cannot be pulled, build
-    one from Debian's packages."""
+    """Return the base image: BASE_IMAGE, or else LOOK_ALIKE or DEBIAN, whichever is present. If
+    neither is, pull DEBIAN. If that fails, build LOOK_ALIKE."""
     if wanted := environ.get("BASE_IMAGE"):
         return wanted
     for name in (LOOK_ALIKE, DEBIAN):

@@ -13,6 +13,7 @@ from serving.errors import (
     LoadFailed,
     ModelFailed,
     NotAcceptable,
+    described,
 )
 from serving.headers import JSON_LINES
 from serving.job import Run
@@ -27,9 +28,9 @@ def try_example(gateway: TritonGateway, decoder: Decoder, served: ServedModel) -
     nothing if the model has no client."""
     if not served.client and not served.client_error:
         return
-    instances = Instances([Item("example", raw=served.example())])
     request = Request("example", decoder=decoder)
     try:
+        instances = Instances([Item("example", raw=served.example())])
         try:
             instances.bind(served, request).answer(gateway)
         except NotAcceptable:  # raised if the model can only answer with a stream
@@ -60,4 +61,4 @@ def _failure_location(cause: BaseException | None) -> str:
         return ""
     last = traceback.extract_tb(cause.__traceback__)[-1]
     line = f"{Path(last.filename).name}, line {last.lineno}"
-    return f"its client failed on the example: {type(cause).__name__}: {cause} ({line})"
+    return f"its client failed on the example: {described(cause)} ({line})"

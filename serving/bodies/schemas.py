@@ -14,7 +14,14 @@ from typing import Annotated, Any, TypeVar, get_args, get_type_hints
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from serving.budget import MOST_DIMENSIONS, MOST_INSTANCES, MOST_NAMED, check_count, json_turn
+from serving.budget import (
+    MOST_DIMENSIONS,
+    MOST_INSTANCES,
+    MOST_NAMED,
+    check_count,
+    json_mistake,
+    json_turn,
+)
 from serving.errors import InvalidRequest
 from serving.headers import JSON_LINES
 from serving.named_value import unknown
@@ -212,7 +219,8 @@ def read(
     except ValueError as err:
         if "trailing characters" in str(err):
             hint = f"; /invocations takes several documents as JSON lines, {JSON_LINES}"
-        raise InvalidRequest(f"{subject} is not valid JSON: {err}{hint}") from err
+        mistake = json_mistake(err, text, hint)
+        raise InvalidRequest(f"{subject} is not valid JSON: {mistake}") from err
 
 
 def _explained(error: msgspec.ValidationError, shape: Any, subject: str) -> str:

@@ -239,8 +239,8 @@ class Registry:
             raise InvalidRequest(
                 "no model is named; name one in X-Amzn-SageMaker-Target-Model, in the "
                 "body's model_name, in X-Amzn-SageMaker-Custom-Attributes: model_name=…, as "
-                "?model_name=…, or in multi-model mode by POST /models/NAME/invoke; the "
-                f"models served are: {', '.join(names) or 'none'}"
+                "?model_name=…, or in multi-model and on-demand mode by POST /models/NAME/invoke; "
+                f"the models served are: {', '.join(names) or 'none'}"
             )
         return names[0]
 

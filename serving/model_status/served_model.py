@@ -13,7 +13,7 @@ from typing import Any
 
 from clients.base import Model, ModelClient, TensorSpec
 from serving.clients import forget, make_client
-from serving.errors import InvalidRequest, ModelFailed
+from serving.errors import InvalidRequest, ModelFailed, described
 from serving.model_status.shared_files import Table
 from serving.repository.cpu_engine import ENGINE_REASON
 from serving.repository.model_config import (
@@ -109,9 +109,16 @@ class ServedModel:
 
     def example(self) -> bytes:
         """Return an example instance as a caller would send it: the content of example.* in the
-        model's folder, or else the client's example."""
-        own = self.example_file()
-        return own.read_bytes() if own else self.require_client().example
+        model's folder, or else the client's example. Raise InvalidRequest if there is none."""
+        if file := self.example_file():
+            return file.read_bytes()
+        example: bytes | None = getattr(self.require_client(), "example", None)
+        if example is None:
+            raise InvalidRequest(
+                f"model '{self.name}' has no example: add one as example.* to the model's folder, "
+                'or as example = b"…" to the client'
+            )
+        return example
 
     def example_file(self) -> Path | None:
         """Return the file example.* in the model's folder, or None if there is none."""
@@ -169,7 +176,7 @@ def served_model(gateway: TritonGateway, triton_name: str, folder: Path) -> Serv
     try:
         return replace(served, client=make_client(model))
     except (Exception, SystemExit) as err:
-        reason = f"the client of model '{triton_name}' cannot be made: {type(err).__name__}: {err}"
+        reason = f"the client of model '{triton_name}' cannot be made: {described(err)}"
         log.exception(reason)
         return replace(served, client_error=reason)
 

@@ -29,7 +29,7 @@ from serving.bodies.decoder import Decoder
 from serving.bodies.examples import ask_example
 from serving.clients import make_client
 from serving.codecs import Limits
-from serving.errors import ConfigError, ServingError, TritonUnavailable
+from serving.errors import ConfigError, ServingError, TritonUnavailable, described
 from serving.host import tritonserver
 from serving.host.processes import describe_exit, dying_with_us, last_line, remove_leftovers
 from serving.model_lifecycle import loading
@@ -123,12 +123,14 @@ def _mistakes_of_client(model: Model) -> Iterator[str]:
     try:
         if (client := make_client(model)) is None:
             return
+        failure = f"{example} cannot be read"
+        data = ServedModel(model, client).example()
         failure = f"{example} is not {client.codec.expected}"
-        instance = client.codec.from_bytes(ServedModel(model, client).example(), Limits())
+        instance = client.codec.from_bytes(data, Limits())
         failure = f"the client fails on {example}"
         tensors = client.prepare([instance], client.defaults)
     except (Exception, SystemExit) as err:  # a client's code may raise anything
-        yield f"{failure}: {type(err).__name__}: {err}{_line_of_client(err, model.path)}"
+        yield f"{failure}: {described(err)}{_line_of_client(err, model.path)}"
         return
     for spec in model.inputs:
         if mistake := _mistake_of_tensor(spec, tensors.get(spec.name)):

@@ -15,7 +15,7 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 
-from serving.errors import ModelNotReady
+from serving.errors import ConfigError, LoadFailed, ModelNotReady
 from serving.repository.cache import Cache
 from serving.repository.layout import is_model, is_name
 from serving.repository.locate_archive import Archive, archive_in, model_in
@@ -66,10 +66,15 @@ class Source(ABC):
     @contextmanager
     def archive(self, found: Found) -> Iterator[Archive]:
         """Yield the model in a local folder, which is not removed before the `with` block ends.
-        Raise ConfigError, BadArchive, OSError or Unreachable."""
+        Raise LoadFailed, BadArchive, OSError or Unreachable. Errors of the `with` block get the
+        archive's name in place of this folder's path."""
         key = f"{found.name} {found.signature}"
         with self._cache.folder(key, partial(self._write_unchanged, found)) as folder:
-            yield archive_in(folder, real_path(folder))
+            try:
+                yield archive_in(folder, real_path(folder))
+            except (ConfigError, LoadFailed) as err:
+                text = str(err).replace(str(folder), Path(found.url).name)
+                raise LoadFailed(text) from err
 
     def _write_unchanged(self, found: Found, folder: Path, take: Callable[[int], None]) -> None:
         try:

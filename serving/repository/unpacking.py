@@ -38,6 +38,8 @@ def unpack(archive: Path, folder: Path, take: Callable[[int], object] = int) -> 
         shutil.rmtree(folder, ignore_errors=True)
         text = str(err) or type(err).__name__
         reason = text.splitlines()[0].rstrip(":")
+        if isinstance(err, tarfile.ReadError):
+            reason += "; make it with tar czf"
         raise BadArchive(f"{archive.name} cannot be unpacked: {reason}") from err
 
 

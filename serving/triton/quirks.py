@@ -60,6 +60,9 @@ MOST_RELOADS = 20
 
 REQUEST_ID = re.compile(r"^\[request id: .*?\] ")
 TRACEBACK = "\n\nAt:\n"
+# The advice that Triton appends if the size of a tensor is wrong (infer_request.cc). It is for the
+# model's author, and wrong for all sizes but the first.
+NOTE = "NOTE: Setting a non-zero max_batch_size"
 _BEFORE = r"(?:\[request id: .*?\] )?(?:in ensemble '[^']*', )*"
 # Triton does not restart a process of a Python model that has died; calls to it fail
 # (python_be.cc). The text names the process, unless the process died while it held the lock that

@@ -21,7 +21,7 @@ from serving.bodies.npy import NpyBody
 from serving.bodies.packed import INFLATED, unpacked
 from serving.bodies.reading import read_attributes, read_body
 from serving.bodies.tables import CsvBody
-from serving.codecs import JSON
+from serving.codecs import JSON, Limits
 from serving.errors import DecodingError, InvalidRequest, PayloadTooLarge, TooLate
 from serving.headers import JSON_TYPE, streamed_type
 from serving.request import Request
@@ -51,6 +51,17 @@ def test_recognize_json_under_any_content_type(content_type: str) -> None:
     assert [item.value for item in body.items] == ["a", "b"]
     assert (body.named.name, body.named.version) == ("m", "2")
     assert isinstance(read_body(content_type, b'{"inputs": []}'), TensorBody)
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity"])
+def test_explain_numbers_that_json_does_not_have(number: str) -> None:
+    for text in ('{"instances": [[1, NaN]]}', '{"inputs": [{"name": "x", "data": [NaN]}]}'):
+        with pytest.raises(InvalidRequest, match="send null"):
+            read_body("", text.replace("NaN", number).encode())
+    with pytest.raises(DecodingError, match="send null"):
+        JSON.from_bytes(number.encode(), Limits())
+    with pytest.raises(InvalidRequest, match=r"\(byte \d+\); send JSON"):
+        read_body("", b'{"instances": [nan]}')
 
 
 def test_recognize_npy_files() -> None:

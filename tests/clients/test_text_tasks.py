@@ -296,6 +296,11 @@ def test_refuse_zero_shot_without_an_entailment_label(tmp_path: Path) -> None:
         serve(tmp_path, ZERO_SHOT, named({0: "bad", 1: "good"}))
 
 
+def test_refuse_to_rank_by_a_softmax_over_all_documents(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequest, match="'activation'"):
+        serve(tmp_path, "text-ranking", {"num_labels": 1}, activation="softmax")
+
+
 def test_rank_documents_by_their_score_with_the_query(served_with: Serve) -> None:
     served, checkpoint = served_with("text-ranking", "bert", num_labels=1)
     documents = ["the moon was red", "A dog!", "the cat sat on the mat.", LONG]

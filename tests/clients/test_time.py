@@ -81,6 +81,11 @@ def test_cut_long_texts_of_a_pair_without_changing_its_tokens(
     assert tensors["num_tokens"].tolist() == [len(whole)] * 2
 
 
+def prepare(folder: Path, task: str, instance: Any, **values: Any) -> Tensors:
+    own = client(folder, task)
+    return own.prepare([instance], own.read_parameters(values))
+
+
 FIT = Letterbox.fit(8, 8, 8, 8)
 BOXES = np.array([[0, 0, 4, 4]], np.float32)
 MASKS = (BOXES, np.ones((1, 1), np.float32), np.ones((1, 2, 2), np.float32), FIT)
@@ -90,6 +95,9 @@ LATE: dict[str, Callable[[Path], Any]] = {
     "outlines": lambda _: outlines(*MASKS),
     "an image": lambda _: IMAGE.from_bytes(PNG, Limits()),
     "texts": lambda folder: TextTokenizer(folder / "tokenizer", 0).encode(["a"]),
+    "labels": lambda folder: prepare(
+        folder, "zero-shot-classification", "a", candidate_labels=["b"]
+    ),
     "windows": lambda folder: TextTokenizer(folder / "tokenizer", 0).windows(["a"], 8, 2),
 }
 
@@ -100,6 +108,23 @@ def test_end_work_when_the_time_is_over(folder: Path, work: Callable[[Path], Any
     for deadline, seconds in ((Deadline.after(-1), 1.0), (NEVER, 0.0)):
         with within(deadline, seconds), pytest.raises(TooLate):
             work(folder)
+
+
+def test_refuse_wrong_definitions_of_parameters() -> None:
+    parameter = Parameter("threshold", 0.5, "", 0.0, 1.0, None)  # type: ignore[arg-type]
+    assert parameter.schema() == {"type": "number", "minimum": 0.0, "maximum": 1.0}
+    assert Parameter("size", 1, "", choices=[1, 2]).expected() == "one of 1, 2"  # type: ignore[arg-type]
+    wrong: list[tuple[Any, ...]] = [
+        (0.5, 0.0, 1.0),  # without the help
+        (None, ""),
+        ([0.5], ""),
+        (2.0, "", 0.0, 1.0),
+        ("a", "", None, None, "abc"),
+        ("c", "", None, None, ("a", "b")),
+    ]
+    for fields in wrong:
+        with pytest.raises((ValueError, InvalidRequest), match="'threshold'"):
+            Parameter("threshold", *fields)
 
 
 def test_bound_the_names_in_a_parameter() -> None:

@@ -52,8 +52,9 @@ def test_roll_an_update_and_keep_what_it_does_not_name(aws: Account) -> None:
     assert aws.deploy("update", "--env", "MINE=1") == 0  # without --config
     config, model = aws.described()
     assert config["DataCaptureConfig"]["DestinationS3Uri"] == "s3://BUCKET/captured/"
-    tags = aws.client("sagemaker").list_tags(ResourceArn=model["ModelArn"])["Tags"]
-    assert {tag["Key"]: tag["Value"] for tag in tags}["team"] == "search"
+    for arn in (config["EndpointConfigArn"], model["ModelArn"]):
+        tags = aws.client("sagemaker").list_tags(ResourceArn=arn)["Tags"]
+        assert {tag["Key"]: tag["Value"] for tag in tags}["team"] == "search"
     assert aws.deploy("delete", "--yes") == 0
     assert aws.inventory()["models"] == set()
 

@@ -181,6 +181,7 @@ def test_set_replace_and_remove_scaling(aws: Account) -> None:
     tracking = policy["TargetTrackingScalingPolicyConfiguration"]
     assert tracking["TargetValue"] == 5.0
     assert "ConcurrentRequests" in tracking["PredefinedMetricSpecification"]["PredefinedMetricType"]
+    assert aws.deploy("autoscale", "--min", "4", "--max", "2") == 2
     assert aws.deploy("autoscale", "--remove") == 0
     assert aws.inventory()["targets"] == aws.inventory()["policies"] == []
 

@@ -119,7 +119,15 @@ def test_keep_status_and_code_of_an_error_of_the_container(
     assert line.endswith("(model_not_found)")
 
 
-@pytest.mark.parametrize("words", [[], ["/nowhere"], ["--text", "x", "--parameter", "a"]])
+@pytest.mark.parametrize(
+    "words",
+    [
+        [],
+        ["/nowhere"],
+        ["--text", "x", "--parameter", "a"],
+        ["--text", "x", "--stream", "--output", "reply"],
+    ],
+)
 def test_refuse_wrong_options(words: list[str]) -> None:
     assert invoke("http://127.0.0.1:9", *words) == 2
 

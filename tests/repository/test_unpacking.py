@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from serving.errors import LoadFailed
 from serving.repository.cache import Cache
 from serving.repository.source import FolderSource, Found
 from serving.repository.unpacking import BadArchive, _bounded, unpack
@@ -46,6 +47,12 @@ def test_refuse_a_file_that_is_larger_than_the_disk(tmp_path: Path) -> None:
     assert not (tmp_path / "a").exists()
 
 
+def test_say_how_to_make_an_archive(tmp_path: Path) -> None:
+    (tmp_path / "a.tar.gz").write_bytes(b"not an archive")
+    with pytest.raises(BadArchive, match=r"a\.tar\.gz cannot .*; make it with tar czf"):
+        unpack(tmp_path / "a.tar.gz", tmp_path / "a")
+
+
 def source_of(folder: Path, most: int = 0) -> FolderSource:
     return FolderSource(folder / "models", Cache(folder / "unpacked", most, list))
 
@@ -70,6 +77,14 @@ def test_leave_nothing_of_an_archive_for_which_there_is_no_space(
     with pytest.raises(BadArchive, match="SERVE_UNPACKED_MB"), source.archive(found(source)):
         pass
     assert list((tmp_path / "unpacked").iterdir()) == []
+
+
+def test_call_an_archive_by_its_name_in_errors(tmp_path: Path, archive: Path) -> None:
+    make_tar(archive, weights=1)
+    source = source_of(tmp_path)
+    expected = r"^m\.tar\.gz holds no config"
+    with pytest.raises(LoadFailed, match=expected), source.archive(found(source)):
+        pass
 
 
 def test_list_model_folders_and_archives_by_their_paths(tmp_path: Path) -> None:

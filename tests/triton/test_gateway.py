@@ -137,6 +137,13 @@ def test_declare_no_backend_dead_because_of_a_caller_s_words() -> None:
     assert type(translated_text(message)) is InvalidRequest
 
 
+def test_leave_out_triton_s_advice_about_max_batch_size() -> None:
+    text = "unexpected shape for input 'x' for model 'm'. Expected [-1,4], got [1,3]."
+    for whole in (text, f"[request id: 7] {text} NOTE: Setting a non-zero max_batch_size in the"):
+        error = translated(Failure(grpc.StatusCode.INVALID_ARGUMENT, whole))
+        assert str(error) == str(translated_text(whole)) == text
+
+
 def test_report_a_missing_server_at_once() -> None:
     asked = InferRequest("m", "", (Tensor.of("x", np.zeros(1, np.float32)),))
     gateway = TritonGateway("127.0.0.1:1", timeout=5)
