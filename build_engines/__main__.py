@@ -165,8 +165,8 @@ def request_of(parsed: argparse.Namespace) -> Request:
         for field in FIELDS
         if (value := getattr(parsed, field.name, None)) is not None
     }
-    for name in (parsed.model, fields.get("name", "")):
-        if name.startswith(".") or "/" in name or name != name.strip():
+    for name in (parsed.model, fields.get("name", parsed.model)):
+        if not name or name.startswith(".") or "/" in name or name != name.strip():
             raise UsageError(f"'{name}' cannot be the name of a model's folder")
     if parsed.model not in RECIPES and "weights" not in fields:
         raise UsageError(
