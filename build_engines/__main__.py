@@ -17,12 +17,13 @@ INTERRUPTED = 130  # the exit code that shells report for a command that SIGINT 
 # Cleaning up takes up to 6 s.
 SWALLOWED = 8.0
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)
-FIELDS = dataclasses.fields(Request)[1:]
+FIELDS = dataclasses.fields(Request)[1:]  # without `model`
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command that `arguments` (by default sys.argv) describe. Return the exit code: 0, 1
-    after a failure, 2 for invalid arguments, or 130 if interrupted."""
+    after a failure, 2 for invalid arguments, or 130 if interrupted. If argparse rejects the
+    arguments, it exits with 2 itself."""
     parser = make_parser()
     parsed, unknown = parser.parse_known_args(arguments)
     if unknown:
@@ -122,6 +123,7 @@ def make_parser() -> argparse.ArgumentParser:
 def _stored(
     parser: argparse.ArgumentParser, run: Callable[[argparse.Namespace], int]
 ) -> argparse.ArgumentParser:
+    """Add the arguments of a command for a model that was built before."""
     parser.add_argument("model", metavar="MODEL", help="a folder of the repository")
     parser.add_argument(
         "--repository", type=Path, default=REPOSITORY, metavar="FOLDER", help="the model repository"
@@ -131,7 +133,8 @@ def _stored(
 
 
 def _add_build(parser: argparse.ArgumentParser) -> None:
-    """Add a flag for each field of Request."""
+    """Add MODEL, --force, and a flag for each other field of Request. Flags have no defaults, so
+    that Request's apply."""
     parser.set_defaults(run=_build)
     parser.add_argument(
         "model",
@@ -142,28 +145,28 @@ def _add_build(parser: argparse.ArgumentParser) -> None:
         "--force", action="store_true", help="build even if the model is up to date"
     )
     groups: dict[str, argparse._ActionsContainer] = {"": parser}
-    for each in FIELDS:
-        words = dict(each.metadata)
+    for field in FIELDS:
+        words = dict(field.metadata)
         title = words.pop("group")
         if title not in groups:
             groups[title] = parser.add_argument_group(title)
-        flag = words.pop("flag", f"--{each.name.replace('_', '-')}")
-        groups[title].add_argument(flag, dest=each.name, default=argparse.SUPPRESS, **words)
+        flag = words.pop("flag", f"--{field.name.replace('_', '-')}")
+        groups[title].add_argument(flag, dest=field.name, default=argparse.SUPPRESS, **words)
 
 
 def request_of(parsed: argparse.Namespace) -> Request:
     """Return the request that the command line describes. Raise UsageError for an invalid or
-    unknown model name."""
+    unknown model name, or if a file that a flag names does not exist."""
     from build_engines.engines.trtexec import find_trtexec
     from serving.host.machine import has_gpu
 
     fields = {
-        each.name: value
-        for each in FIELDS
-        if (value := getattr(parsed, each.name, None)) is not None
+        field.name: value
+        for field in FIELDS
+        if (value := getattr(parsed, field.name, None)) is not None
     }
-    for name in (parsed.model, fields.get("name", "")):
-        if name.startswith(".") or "/" in name or name != name.strip():
+    for name in (parsed.model, fields.get("name", parsed.model)):
+        if not name or name.startswith(".") or "/" in name or name != name.strip():
             raise UsageError(f"'{name}' cannot be the name of a model's folder")
     if parsed.model not in RECIPES and "weights" not in fields:
         raise UsageError(

@@ -30,7 +30,7 @@ def archive(name: str, repository: Path, out: Path, copies: int = 0) -> list[Pat
     """Write OUT/NAME.tar.gz. If `copies` is not 0, write one archive for each copy instead:
     OUT/NAME-0.tar.gz with the folder NAME_0, and so on. Return the paths of the archives.
 
-    Raise BuildError if the model, or a model that an ensemble calls, is missing.
+    Raise BuildError if the model, or a model that an ensemble calls, is missing or has no version.
     """
     config = open_model(name, repository, "").config
     parts = configs_of_parts(config, lambda part: open_model(part, repository, "").config)
@@ -62,7 +62,8 @@ def _write(
             shutil.copytree(
                 folder.resolve(), linked / packed_name, copy_function=os.symlink, ignore=SKIPPED
             )
-        for part in folders if ending else ():
+        renamed_parts = folders if ending else ()
+        for part in renamed_parts:
             for file in (linked / names[part]).rglob("*.pbtxt"):
                 text = renamed(file.read_text(encoding="utf-8"), part, names, part in clients)
                 file.unlink()
@@ -106,8 +107,8 @@ def renamed(text: str, name: str, names: Mapping[str, str], shares: bool = False
         config.name = names[name]
     for step in config.ensemble_scheduling.step:
         step.model_name = names.get(step.model_name, step.model_name)
-    names_client = shares or name in (*client_names(), *FACES)
-    if names_client and "client" not in config.parameters:
+    has_client_of_its_name = shares or name in (*client_names(), *FACES)
+    if has_client_of_its_name and "client" not in config.parameters:
         config.parameters["client"].string_value = name
     comments = "".join(line for line in text.splitlines(keepends=True) if line.startswith("#"))
     return comments + render(config).removeprefix(HEADER)

@@ -67,7 +67,9 @@ def build(
     with scratch_folder(request.repository) as folder:
         model_spec = family.write_model(weights, request, folder)
         source_sha256 = digest_of_version(folder / "1")
-        if model_spec.platform == ONNX and request.precision != "fp32":
+        # a plan is in the same folder as its fp32 file, whose digest would no longer match
+        is_converted = request.precision != "fp32" or request.target == "tensorrt"
+        if model_spec.platform == ONNX and is_converted:
             keep_reference(folder, source_sha256)
         engine = ENGINES[request.target](model_spec, folder, request)
         write_configs(folder, model_spec, engine, request, family.any_cpu_engine)
@@ -112,12 +114,12 @@ def _compare_with_fp32(folder: Path, source_sha256: str, request: Request) -> No
 
 
 def _sources(request: Request, weights: Weights) -> dict[str, Any]:
-    """Return everything that the result of the build depends on, for the entry `made_from` in
-    build.json: the request, with file names and digests instead of this machine's paths. Of the
-    calibration samples, only the folder's name is recorded."""
+    """Return what the result of the build depends on, for the entry `made_from` in build.json: the
+    request, with file names and digests instead of this machine's paths. Of the calibration
+    samples, only the folder's name is recorded."""
     sources = asdict(request)
-    for no_part_of_result in ("repository", "name", "load"):
-        del sources[no_part_of_result]
+    for field in ("repository", "name", "load"):  # they do not change the result
+        del sources[field]
     if request.weights and Path(request.weights).expanduser().exists():
         sources["weights"] = Path(request.weights).name
     sources["calibration"] = request.calibration.name if request.calibration else ""

@@ -16,6 +16,7 @@ from build_engines.measures import Measure, cosine
 from build_engines.runners import OnnxFile, Runner, example_feed, row_of, rows_of, runner_of
 from build_engines.stored_model import StoredModel
 from clients.base import Model, ModelClient, Tensors
+from serving.clients import source_of
 from serving.codecs import Limits
 from serving.model_status.served_model import ServedModel
 
@@ -46,7 +47,8 @@ def verify(
     stored: StoredModel, reference: Path | None, source: Path | None, count: int
 ) -> list[Score]:
     """Compare a built model with `reference`, and return the scores. The default reference is the
-    fp32 model that the build kept in the cache. Raise BuildError if it is not there."""
+    fp32 model that the build kept in the cache or, if the build changed nothing, the model's own
+    file. Raise BuildError if there is neither."""
     if not reference:
         sha256 = stored.record.get("source_sha256", "")
         kept = reference_folder(sha256) / "model.onnx"
@@ -77,10 +79,10 @@ def compare(
     all). `held_out` has the same meaning as in Samples.read.
 
     Without `source`, text models are compared on built-in sentences, and image models on their
-    example. Models with a client of the user's own are always compared on their example, and models
-    without a client on random tensors.
+    example. Models with a client of the user's own are always compared on their example, and tables
+    and models without a client on random tensors.
     """
-    family = family_of(model.parameters.get("client", ""))
+    family = family_of(source_of(client)) if client else None
     if client is None or (family and not family.samples):
         feed = example_feed(model, min(4, model.max_batch_size) or 1)
         return compare_tensors(feed, engine, reference, "random input")

@@ -21,14 +21,14 @@ def write_configs(
     machine without one.
 
     If the engine always runs on a CPU, write only config.pbtxt, for the CPU. If `any_cpu_engine` is
-    true, `serve` chooses between the CPU engines, one of which may compute in BF16.
+    true, OpenVINO may compute in BF16 and, unless the build is for OpenVINO, `serve` chooses
+    between the CPU engines.
     """
-    parameters = dict(engine.cpu_parameters)
-    serve_chooses = any_cpu_engine and model_spec.platform == ONNX
-    if serve_chooses:
-        parameters.setdefault(PARAMETER, AUTO)
-    elif parameters.get(PARAMETER) == OPENVINO and engine.precision == "fp32":
-        parameters[PRECISION] = "f32"
+    cpu_parameters = dict(engine.cpu_parameters)
+    if any_cpu_engine and model_spec.platform == ONNX:
+        cpu_parameters.setdefault(PARAMETER, AUTO)
+    elif cpu_parameters.get(PARAMETER) == OPENVINO and engine.precision == "fp32":
+        cpu_parameters[PRECISION] = "f32"
     cpu = model_config(
         model_spec,
         platform=model_spec.platform,
@@ -37,9 +37,10 @@ def write_configs(
         request=request,
     )
     override = ModelConfig(instance_group=cpu.instance_group)
-    for name in parameters.keys() - model_spec.settings.keys():
+    # the settings of --set, which the ModelSpec contains, take precedence
+    for name in cpu_parameters.keys() - model_spec.settings.keys():
         for config in (cpu, override):
-            config.parameters[name].string_value = parameters[name]
+            config.parameters[name].string_value = cpu_parameters[name]
     if engine.runs_on_cpu:
         (folder / "config.pbtxt").write_text(render(cpu, model_spec.note))
         return
@@ -63,8 +64,8 @@ def write_configs(
 def model_config(
     model_spec: ModelSpec, platform: str, kind: str, count: int, request: Request
 ) -> Any:
-    """Return the ModelConfig of the model on `platform`, with `count` instances on `kind`
-    (KIND_CPU, KIND_GPU)."""
+    """Return the ModelConfig of the model on `platform`, with as many instances on `kind`
+    (KIND_CPU, KIND_GPU) as --instances says, or else `count`."""
     config = ModelConfig(platform=platform, max_batch_size=model_spec.max_batch_size)
     for spec in model_spec.inputs:
         _tensor(config.input.add(), spec, model_spec.max_batch_size)

@@ -55,7 +55,9 @@ class Samples:
 
 
 def _part(source: Path | None, samples: Sequence[Any], held_out: bool | None) -> list[Any]:
-    if held_out is not None and len(samples) < LEAST:
+    if held_out is None:
+        return list(samples)
+    if len(samples) < LEAST:
         raise UsageError(
             f"{source} has {len(samples)} of the {LEAST} samples that calibrate INT8 and "
             "show that it answers as fp32 does: some dozens of the kind that the model gets "
@@ -64,7 +66,7 @@ def _part(source: Path | None, samples: Sequence[Any], held_out: bool | None) ->
     return [
         sample
         for index, sample in enumerate(samples)
-        if held_out in (None, index % HELD_OUT == HELD_OUT - 1)
+        if (index % HELD_OUT == HELD_OUT - 1) == held_out
     ]
 
 
@@ -137,8 +139,8 @@ def cosine(ours: NDArray[Any], theirs: NDArray[Any]) -> float:
 
 @dataclass(frozen=True)
 class Measure:
-    """Measures how similar two predictions are. `alike` returns a number from 0 to 1, or None if
-    both predictions are empty. `limit` is the lowest mean that passes."""
+    """Measures how similar two predictions are. `alike` returns 1 for equal predictions, less for
+    others, or None if both are empty. `limit` is the lowest mean that passes."""
 
     name: str
     limit: float
@@ -155,6 +157,7 @@ def _same_vector(ours: Any, theirs: Any) -> float:
 
 
 def _same_shares(ours: Any, theirs: Any) -> float:
+    """Return the sum, over all classes, of the smaller of the class's two shares of the image."""
     shares = {each["class_id"]: each["share"] for each in theirs["segments"]}
     common = 0.0
     for each in ours["segments"]:

@@ -21,8 +21,8 @@ def full_shape(tensor: TensorSpec, batch: int, length: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """Describes a model whose folder already has 1/model.onnx in fp32 (or 1/model.pt), labels and
-    an example.
+    """Describes a model whose folder has 1/model.onnx in fp32 (or 1/model.pt) and, if the family
+    provides them, labels and an example.
 
     `client` is the name of a module in clients/, or "" for none. `settings` become `parameters` in
     config.pbtxt. A `max_batch_size` of 0 means that there is no batch dimension. `lengths` are the
@@ -50,7 +50,7 @@ class ModelSpec:
 
     @property
     def parameters(self) -> dict[str, str]:
-        """Return the `parameters` of config.pbtxt, as clients see them."""
+        """Return the `parameters` of config.pbtxt, except those of the engine."""
         named = {"client": self.client} if self.client else {}
         return named | dict(self.settings)
 

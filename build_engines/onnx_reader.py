@@ -14,7 +14,7 @@ from onnx import TensorProto
 from build_engines.errors import BuildError
 from clients.base import TensorSpec
 
-LONGEST_NAMES = 10**6  # maximum number of characters of a metadata entry that are parsed
+LONGEST_ENTRY = 10**6  # maximum number of characters of a metadata entry that are parsed
 SQUASHING = ("Softmax", "Sigmoid", "HardSigmoid")  # operators that turn logits into scores
 # operators that return scores if they are given scores
 PASSING = (
@@ -60,7 +60,8 @@ Specs = tuple[TensorSpec, ...]
 
 def specs(model: onnx.ModelProto) -> tuple[Specs, Specs]:
     """Return the inputs and outputs as the file declares them, including their first dimension. A
-    variable dimension is -1."""
+    variable dimension is -1. Raise BuildError for a tensor without a shape, or of a type that
+    Triton does not have."""
     weights = {tensor.name for tensor in model.graph.initializer}
     inputs = [value for value in model.graph.input if value.name not in weights]
     return _specs(inputs), _specs(model.graph.output)
@@ -86,7 +87,9 @@ def _spec(value: onnx.ValueInfoProto) -> TensorSpec:
     return TensorSpec(value.name, DATATYPES[tensor.elem_type], shape)
 
 
-def computed(shapes: Mapping[str, Sequence[object]], outputs: Iterable[TensorSpec]) -> Specs:
+def with_computed_sizes(
+    shapes: Mapping[str, Sequence[object]], outputs: Iterable[TensorSpec]
+) -> Specs:
     """Return the outputs. A dimension that the file declares as variable gets its size from
     `shapes`, which ONNX Runtime computes, because Triton's backend compares config.pbtxt with these
     sizes."""
@@ -138,10 +141,10 @@ def _integers(model: onnx.ModelProto, key: str) -> list[int]:
 
 
 def _metadata(model: onnx.ModelProto, key: str) -> Any:
-    """Return the value of a metadata entry, or None if it is not a Python literal."""
+    """Return the value of a metadata entry, or None if it is missing or not a Python literal."""
     text = next((entry.value for entry in model.metadata_props if entry.key == key), "")
     try:
-        return ast.literal_eval(text[:LONGEST_NAMES])
+        return ast.literal_eval(text[:LONGEST_ENTRY])
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         return None
 

@@ -36,7 +36,8 @@ def free_name(name: str, taken: Collection[str]) -> str:
 
 class Graph:
     """Collects inputs, nodes, constants and outputs. Inputs may have any names, such as those of a
-    table's columns. All other tensors get names that no input has."""
+    table's columns. Outputs of nodes, and constants without a `name`, get names that no input
+    has."""
 
     def __init__(self) -> None:
         self.inputs: dict[str, onnx.ValueInfoProto] = {}

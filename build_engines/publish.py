@@ -61,7 +61,7 @@ def check(folder: Path, name: str) -> None:
 def installed_backends() -> set[str]:
     """Return the names of tritonserver's backends. Raise FileNotFoundError if tritonserver is not
     installed."""
-    binary()
+    binary()  # raises FileNotFoundError
     return {path.name for path in backend_directory().iterdir()}
 
 
@@ -109,8 +109,8 @@ def add_users_files(folder: Path, target: Path) -> None:
 
 def publish(folder: Path, target: Path) -> None:
     """Move the complete folder to `target`, and replace the folder that is there. If the process is
-    killed between the two renames, the replaced folder is left beside `target` as
-    `.old-NAME-PID`."""
+    killed between the two renames, there is no `target`, and the replaced folder is left beside it
+    as `.old-NAME-PID`."""
     old = target.with_name(f".old-{target.name}-{os.getpid()}")
     if target.exists():
         target.rename(old)

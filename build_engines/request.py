@@ -1,5 +1,6 @@
 # ruff: noqa: RUF009  (`option` is a field of the dataclass)
-"""Declares the options of `build`. Each field of Request is also a flag of the command line.
+"""Declares the options of `build`. Each field of Request, except `model`, is also a flag of the
+command line.
 
 Two defaults of the command line are different (request_of in __main__.py): `target` is tensorrt if
 this machine has trtexec and a GPU, and `load` is true. As defaults of the class, they would make
@@ -58,8 +59,9 @@ class Request:
     """Describes what to build. If a field is 0, -1, "" or (), the family or Triton chooses its
     value.
 
-    `model` is the name of a recipe, or a name that the user chose. build.json records all fields,
-    and the model is built again if one of them changes. The name of a client may contain hyphens.
+    `model` is the name of a recipe, or a name that the user chose. build.json records all fields
+    that change the result, and the model is built again if one of them changes. The name of a
+    client may contain hyphens, which become underscores.
     """
 
     model: str
@@ -121,7 +123,7 @@ class Request:
     max_batch_size: int = option(
         SERVING,
         -1,
-        "the largest batch (by default 32 or 8, by family); 0: no batches",
+        "the largest batch (by default 8, 32 or, for tables, 1024); 0: no batches",
         type=count,
         metavar="N",
     )
@@ -172,6 +174,6 @@ class Request:
     def model_folder(self) -> Path:
         """Return the model's folder. Unless --name sets the folder's name, INT8 for a CPU gets a
         different folder from fp32, so that both can be served."""
-        is_second = self.precision == "int8" and self.target not in ON_A_GPU
-        usual = f"{self.model}_int8" if is_second else self.model
+        is_cpu_int8 = self.precision == "int8" and self.target not in ON_A_GPU
+        usual = f"{self.model}_int8" if is_cpu_int8 else self.model
         return self.repository / (self.name or usual)

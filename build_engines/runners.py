@@ -48,7 +48,7 @@ class OnnxFile:
 
 
 def openvino_runner(path: Path, parameters: Mapping[str, str]) -> Runner:
-    """Return a Runner for an ONNX file in OpenVINO. It starts a separate process, because OpenVINO
+    """Return a Runner for an ONNX file in OpenVINO. It runs in a separate process, because OpenVINO
     has crashed in a process that also ran ONNX Runtime."""
     pool = ProcessPoolExecutor(1, mp_context=get_context("spawn"))
 
@@ -65,6 +65,7 @@ def openvino_runner(path: Path, parameters: Mapping[str, str]) -> Runner:
 
 @cache
 def _compiled(path: Path, parameters: tuple[tuple[str, str], ...]) -> Any:
+    """Return the model, compiled only once in a process."""
     import openvino
 
     settings = OpenvinoSettings.from_config(
@@ -131,7 +132,8 @@ def rows_of(model: Model, outputs: Tensors) -> Tensors:
 
 
 def example_feed(model: Model | ModelSpec, batch: int, length: int = 16) -> Tensors:
-    """Return random tensors (with a fixed seed) for every input.
+    """Return a tensor for every input: random floats, Booleans or pixels (with a fixed seed), ones
+    for other integers, or the string "text".
 
     Variable dimensions have the size `length` or, for images that keep their proportions, the size
     of the shorter side.

@@ -6,6 +6,7 @@ import re
 import zipfile
 from collections.abc import Mapping
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,8 @@ REMEDIES_FOR_FOLDERS = {
     ),
     "*.onnx": "name the ONNX file that is in it",
 }
+# ends of the names of files, which no HUB-ID has; "owner/name-v1.5" is a HUB-ID
+FILE_ENDS = (".onnx", ".pt", ".pth", ".json", ".ubj", ".txt", *PICKLES, *chain(*REMEDIES_FOR_FILES))
 HUB_FILES = (  # patterns of the files that are fetched from the hub
     "config.json *.safetensors tokenizer.json tokenizer_config.json special_tokens_map.json "
     "vocab.txt vocab.json merges.txt *.model preprocessor_config.json processor_config.json "
@@ -145,7 +148,7 @@ def find_weights(request: Request) -> Weights:
     path = Path(source).expanduser()
     if path.exists():
         return Weights(path)
-    if HUB_ID.fullmatch(source) and not path.suffix:
+    if HUB_ID.fullmatch(source) and not source.endswith(FILE_ENDS):
         return Weights(from_hub(source))
     raise UsageError(
         f"--weights '{source}': there is no such file; it takes a PATH or a HUB-ID (owner/name)"

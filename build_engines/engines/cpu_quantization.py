@@ -1,13 +1,13 @@
 """Quantizes a model to INT8 for a CPU, with ONNX Runtime's quantizer.
 
-In image models, convolutions become static INT8 (QDQ, per channel, calibrated). A detector's last
-convolutions, and the decoding after them, stay in fp32: boxes and scores share one tensor there,
-and a common scale would cost 0.05 of mAP50-95. For ONNX Runtime, the operators between convolutions
-become INT8 too. For OpenVINO they stay in fp32, because OpenVINO fuses a convolution, its
-activation and the quantization of the next convolution's input only if nothing between them is
-quantized.
+In families with `static_int8`, convolutions become static INT8 (QDQ, per channel, calibrated). A
+detector's last convolutions, and the decoding after them, stay in fp32: boxes and scores share one
+tensor there, and a common scale would cost 0.05 of mAP50-95. For ONNX Runtime, the operators
+between convolutions become INT8 too. For OpenVINO they stay in fp32, because OpenVINO fuses a
+convolution, its activation and the quantization of the next convolution's input only if nothing
+between them is quantized.
 
-In text models, matrix products become dynamic INT8 for ONNX Runtime, and static, calibrated INT8
+In other models, matrix products become dynamic INT8 for ONNX Runtime, and static, calibrated INT8
 for OpenVINO, which has no fast kernel for dynamic INT8.
 """
 
@@ -41,7 +41,7 @@ from build_engines.stored_model import client_of
 from clients.base import Model, ModelClient, Tensors
 from serving.repository.cpu_engine import ONNX_RUNTIME, OPENVINO
 
-BETWEEN = (
+CONVOLUTIONS_AND_BETWEEN = (
     "Conv",
     "Relu",
     "Sigmoid",
@@ -53,7 +53,7 @@ BETWEEN = (
     "GlobalAveragePool",
 )
 MATRICES = ("MatMul",)
-OPERATORS = {ONNX_RUNTIME: BETWEEN, OPENVINO: ("Conv",)}
+OPERATORS = {ONNX_RUNTIME: CONVOLUTIONS_AND_BETWEEN, OPENVINO: ("Conv",)}
 
 
 def quantize(
@@ -79,7 +79,7 @@ def quantize(
         else:
             _dynamic(prepared, target)
         shutil.copyfile(target, file)
-    _tidy(file)
+    _remove_unused_opsets(file)
     OnnxFile(file)  # raises BuildError if the file cannot be loaded
 
 
@@ -100,7 +100,8 @@ def _static(
     keeps_head: bool,
     operators: Sequence[str],
 ) -> None:
-    """Quantize `source` statically, and write it to `target`. If `operators` has only one type,
+    """Quantize `source` statically, and write it to `target`. `operators` are the types that are
+    quantized; nodes before the first of type `operators[0]` are not. If there is only one type,
     quantize only the inputs of these operators, not their outputs."""
     graph = onnx.load(source, load_external_data=False).graph
     if not any(node.op_type == operators[0] for node in graph.node):
@@ -173,7 +174,7 @@ def _untie(path: Path) -> None:
     onnx.save(model, path)
 
 
-def _tidy(path: Path) -> None:
+def _remove_unused_opsets(path: Path) -> None:
     """Remove the operator sets that no node uses, because older runtimes may not know them."""
     model = onnx.load(path)
     used = {node.domain for node in model.graph.node} | {""}
@@ -222,7 +223,8 @@ class Batches(CalibrationDataReader):  # type: ignore[misc]
 
 def calibration_batches(client: ModelClient, request: Request) -> Batches:
     """Return the inputs of the model for the samples of --calibration, except those held out for
-    the comparison. Raise UsageError if none are left."""
+    the comparison. Raise UsageError if the client cannot be calibrated, --calibration is missing,
+    or there are too few samples."""
     samples = by_client(client.model.parameters["client"]).samples
     if samples is None:
         raise UsageError(f"{client.model.parameters['client']} cannot be calibrated for INT8")

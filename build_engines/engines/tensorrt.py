@@ -48,14 +48,14 @@ def build(model_spec: ModelSpec, folder: Path, request: Request) -> Engine:
     inputs, _ = onnx_reader.specs(onnx_reader.read(onnx))
     profile = {spec.name: shapes[spec.name] for spec in inputs if -1 in spec.shape}
     # kernel timings are valid only for one kind of GPU and one version of TensorRT
-    timing = re.sub(r"[^A-Za-z0-9.]+", "-", f"timing-{gpu.gpu}-{program.version}")
+    name = re.sub(r"[^A-Za-z0-9.]+", "-", f"timing-{gpu.gpu}-{program.version}")
+    timing = cache_folder() / f"{name}.cache"
     cache_folder().mkdir(parents=True, exist_ok=True)
     print(
         f"trtexec (TensorRT {program.version}) builds in {request.precision} for {gpu.gpu}",
         flush=True,
     )
-    file = cache_folder() / f"{timing}.cache"
-    program.build(onnx, request.precision, profile, file, calibration)
+    program.build(onnx, request.precision, profile, timing, calibration)
     most = model_spec.max_batch_size
     usual = max(most // 2, 1)
     return Engine(
@@ -108,7 +108,7 @@ def activation_ranges(onnx: Path, batches: CalibrationDataReader) -> dict[str, f
 
 def calibration_cache(ranges: Mapping[str, float], code: int) -> str:
     """Return a calibration cache in the format of TensorRT's IInt8EntropyCalibrator2: a header with
-    the version `code`, then a line NAME: SCALE for each tensor.
+    the version `code`, then a line NAME: SCALE for each tensor that is not always 0.
 
     A scale is the size of one INT8 step, written as a big-endian 32-bit float in hexadecimal.
     """

@@ -126,7 +126,7 @@ class Trtexec:
         plan = onnx.with_name("model.plan")
         words = [f"--onnx={onnx}", f"--saveEngine={plan}", f"--timingCacheFile={timing}"]
         for number, kind in enumerate(("min", "opt", "max") if profile else ()):
-            shapes = _written({name: each[number] for name, each in profile.items()})
+            shapes = _shapes_as_text({name: each[number] for name, each in profile.items()})
             words.append(f"--{kind}Shapes={shapes}")
         words += [f"--memPoolSize=workspace:{WORKSPACE_MB}", "--skipInference"]
         # int8 includes fp16, so that a layer without an INT8 kernel does not fall back to fp32
@@ -145,8 +145,9 @@ class Trtexec:
             raise BuildError("trtexec succeeded but wrote no plan")
 
     def run(self, *words: str) -> None:
-        """Run trtexec, and print its newest line every 5 s. The kernel kills trtexec when this
-        process ends, even by SIGKILL. Raise BuildError with trtexec's last errors if it fails."""
+        """Run trtexec, and print its newest line at most every 5 s. The kernel kills trtexec when
+        this process ends, even by SIGKILL. Raise BuildError with trtexec's last errors if it
+        fails."""
         lines: deque[str] = deque(maxlen=REMEMBERED)
         started = shown = time.monotonic()
         command = (*dying_with_us("KILL"), self.path, *words)
@@ -190,7 +191,7 @@ def _quoted(name: str) -> str:
     return f"'{name}'" if set(name) & set(":,") else name
 
 
-def _written(shapes: Mapping[str, Sequence[int]]) -> str:
+def _shapes_as_text(shapes: Mapping[str, Sequence[int]]) -> str:
     """Return the shapes, keyed by tensor name, in trtexec's notation."""
     sizes = {name: "x".join(map(str, shape)) for name, shape in shapes.items()}
     return ",".join(f"{_quoted(name)}:{text}" for name, text in sizes.items())
@@ -204,7 +205,7 @@ def run_plan(path: Path, feed: Tensors) -> Tensors:
     shapes = {each.name: feed[each.name].shape for each in inputs if -1 in each.shape}
     words = [f"--loadEngine={path}", "--iterations=1", "--warmUp=0", "--duration=0"]
     if shapes:
-        words.append(f"--shapes={_written(shapes)}")
+        words.append(f"--shapes={_shapes_as_text(shapes)}")
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         files = []

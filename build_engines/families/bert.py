@@ -51,8 +51,8 @@ def bert_model(
 
     The inputs input_ids, attention_mask and token_type_ids are INT64 [batch, sequence]. The outputs
     last_hidden_state [batch, sequence, hidden] and sentence_embedding [batch, hidden] are FP32. For
-    a text of 512 tokens, BERT-base's outputs have 1.6 MB and 3 kB. Raise BuildError if the weights
-    do not fit the network.
+    a text of 512 tokens, BERT-base's outputs have 1.6 MB and 3 kB. Raise BuildError if a weight is
+    missing, or if the network does not use one.
     """
     try:
         graph = _BertGraph(config, tensors)
@@ -137,7 +137,9 @@ class _BertGraph(Graph):
         return self.add("Mul", absent, np.float32(MASKED_SCORE))
 
     def split_heads(self, x: str, key: str, order: tuple[int, ...]) -> str:
-        shape = [0, 0, self.heads, self.hidden // self.heads]
+        """Apply a linear layer, and cut its output into [batch, sequence, heads, hidden / heads],
+        with the dimensions in the given order."""
+        shape = [0, 0, self.heads, self.hidden // self.heads]  # 0: as in the input
         split = self.add("Reshape", self.linear(x, key), shape)
         return self.add("Transpose", split, perm=order)
 

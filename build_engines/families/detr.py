@@ -14,7 +14,7 @@ from clients.detr import BOXES, LOGITS
 STRANGE_BOXES = 0.05  # maximum share of boxes that differ
 
 
-def _boxes(network: Any, images: Any) -> tuple[Any, ...]:
+def _logits_and_boxes(network: Any, images: Any) -> tuple[Any, ...]:
     output = network(images)
     return output.logits, output.pred_boxes
 
@@ -55,7 +55,7 @@ HEAD = Head(
     architectures=("ForObjectDetection",),
     loader="AutoModelForObjectDetection",
     outputs=(LOGITS, BOXES),
-    read=_boxes,
+    read=_logits_and_boxes,
     same=_equal_sets,
     settings=_kept_boxes,
 )

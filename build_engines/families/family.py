@@ -96,11 +96,13 @@ class Family:
     example: str = ""
     # whether the model gives one score for each class
     classifies: bool = False
-    # returns the names of the outputs that the client always reads as logits, whatever its settings
+    # returns the names of the outputs that the client always reads as logits, because no setting
+    # `activation` applies to them
     logits: Callable[[ModelSpec], Sequence[str]] = lambda _: ()
     # whether the client expects boxes in pixels of the input
     boxes_in_pixels: bool = False
-    # the samples on which an engine is compared with fp32; None: random tensors
+    # the samples on which INT8 is calibrated and an engine is compared with fp32; None: random
+    # tensors, and no calibration
     samples: Samples | None = None
     # returns the measure that compares predictions made with default parameters
     measure: Callable[[ModelClient], Measure] | None = None
@@ -124,13 +126,15 @@ class Family:
         completed with the client, the settings of the request and, if the writer lists no tensors,
         the tensors of the ONNX file. Raise UsageError if the family cannot build this kind of
         weights, and BuildError for an ONNX file with scores where the client reads logits."""
-        writer = self.writers.get(weights.kind)
         if weights.kind == OWN:
             writer = self.own_weights.get(request.model)
+        else:
+            writer = self.writers.get(weights.kind)
         if writer is None:
             whose = f"the client {self.client}" if self.client else "a model without a client"
-            what = f"--weights '{request.weights}' is {weights.kind}"
-            if not request.weights:
+            if request.weights:
+                what = f"--weights '{request.weights}' is {weights.kind}"
+            else:
                 what = f"{request.model} has no weights of its own for it: add --weights"
             raise UsageError(f"{what}; {whose} is built from {', '.join(self.writers)}")
         (folder / "1").mkdir(parents=True, exist_ok=True)

@@ -3,7 +3,7 @@
 | Weights | The family without --client | Written by |
 |---|---|---|
 | a folder that transformers saved, for images | the one whose `head` fits | image_checkpoint.py |
-| a folder that transformers saved, for texts | text.py | text_checkpoint.py |
+| a folder that transformers saved, for texts | text.py | bert.py, text_network.py |
 | a model of scikit-learn, XGBoost or LightGBM | table.py | tables/to_onnx.py |
 | an ONNX file of skl2onnx or onnxmltools | table.py | table.py |
 | any other ONNX file, a TorchScript file | tensors.py | own_onnx.py, own_torchscript.py |
@@ -103,11 +103,12 @@ def _other_network(weights: Weights, heads: Sequence[Head]) -> BuildError:
         )
     name = weights.architecture or str(weights.config.get("model_type", "network of no name"))
     other = next((family for family in FAMILIES if family.takes(weights)), None)
-    remedy = TO_TENSORS
     if not weights.architecture:
         remedy = 'add "architectures" to it: ["ViTForImageClassification"]'
     elif other:
         remedy = f"without --client it becomes a model of the client {other.client}"
+    else:
+        remedy = TO_TENSORS
     ends = [f"…{end}" for head in heads for end in head.architectures]
     return BuildError(
         f"{weights.path} holds a {name} according to its config.json, and the networks that can be "

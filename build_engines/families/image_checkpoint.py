@@ -33,8 +33,9 @@ def write_model(family: Family, weights: Weights, request: Request, folder: Path
     from build_engines.families import image_network  # needs torch
 
     settings = image_network.write_onnx(weights, family, request, folder / "1" / "model.onnx")
-    activation = activation_of(weights.config) if family.classifies else "softmax"
-    settings |= {"activation": activation} if activation != "softmax" else {}
+    activation = activation_of(weights.config)
+    if family.classifies and activation != "softmax":  # the client's default
+        settings["activation"] = activation
     has_labels = False
     if family.head and family.head.labelled:
         has_labels = write_labels(
@@ -76,5 +77,5 @@ def activation_of(config: Mapping[str, Any]) -> str:
     kind = config.get("problem_type")
     if kind == "regression":
         return "none"
-    count = len(config.get("id2label") or (0, 1))
+    count = len(config.get("id2label") or (0, 1))  # by default, transformers has two labels
     return "sigmoid" if kind == "multi_label_classification" or count == 1 else "softmax"

@@ -35,11 +35,11 @@ def with_tensors_of(
 
     A model takes batches if the first dimension of all its tensors is variable. Its
     `max_batch_size` comes from the request, or else from the ModelSpec. Other models take no
-    batches.
+    batches. Raise UsageError if the request asks for them.
     """
     inputs, outputs = onnx_reader.specs(graph)
     if opened:
-        outputs = onnx_reader.computed(opened.outputs, outputs)
+        outputs = onnx_reader.with_computed_sizes(opened.outputs, outputs)
     tensors = [*inputs, *outputs]
     fixed = [spec for spec in tensors if spec.shape[:1] != (-1,)]
     if request.max_batch_size > 0 and fixed:

@@ -45,7 +45,7 @@ class Findings:
     - `makes_scores`: the file itself turns logits into scores. In the first output, no number is
       negative and each row sums to 1, as after a softmax.
     - `largest`: the largest absolute value in the first output, or 0 if the output has at most
-      FEW_BOXES rows.
+      FEW_BOXES boxes.
 
     The other fields come from the metadata that Ultralytics writes into an ONNX file: the `names`
     of the classes, the `keypoints` of a box, and the `size` of the images for which the file was
@@ -120,6 +120,7 @@ def _alike(a: Any, b: Any) -> bool:
 
 
 def _are_shares(scores: Any) -> bool:
+    """Return whether no number is negative and each row sums to 1."""
     if scores.dtype.kind != "f":
         return False
     rows = scores.reshape(len(scores), -1)
@@ -131,7 +132,7 @@ def finished(
 ) -> ModelSpec:
     """Write the labels (from --labels, or else from the file's metadata), the other files of the
     family, and an example. Return the ModelSpec with the settings that follow from the file. Raise
-    BuildError for boxes that are not in pixels."""
+    BuildError for boxes that are not in pixels, and UsageError for a --size that has no effect."""
     if family.boxes_in_pixels:
         _check_boxes(findings)
     settings = family.write_files(request, folder)
@@ -145,17 +146,17 @@ def finished(
         settings["activation"] = "none"
     if findings.keypoints and "keypoints" in defaults:
         settings["keypoints"] = findings.keypoints
-    sides = spec.inputs[0].shape[-3:] if spec.inputs else ()
-    is_free = "size" in defaults and sides.count(-1) >= 2
-    is_fixed_so = "size" in defaults and sides.count(request.size) == 2
-    if request.size and not is_free and not is_fixed_so:
+    sides = spec.inputs[0].shape[-3:] if spec.inputs else ()  # of an image: also its channels
+    has_free_size = "size" in defaults and sides.count(-1) >= 2
+    has_size_asked = "size" in defaults and sides.count(request.size) == 2
+    if request.size and not has_free_size and not has_size_asked:
         raise UsageError(
             f"--size {request.size} has no effect: an image client reads it if the file's height "
             f"and width are free, and its input is {list(sides)}; leave the flag out, or export "
             "another size"
         )
     size = request.size or findings.size
-    if is_free and size:
+    if has_free_size and size:
         settings["size"] = str(size)
     if family.example:
         is_grey = bool(sides) and 1 in (sides[0], sides[-1])

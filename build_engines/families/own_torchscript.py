@@ -29,10 +29,10 @@ def write_model(family: Family, weights: Weights, request: Request, folder: Path
     path = weights.path
     module = _read(path)
     inputs = parse_inputs(request.inputs)
-    outputs = _run(request, module, inputs, batching=batch > 0)
+    outputs = _output_specs(request, module, inputs, batching=batch > 0)
     shutil.copyfile(path, folder / "1" / "model.pt")
     spec = ModelSpec(inputs=inputs, outputs=outputs, max_batch_size=batch, platform=TORCHSCRIPT)
-    findings = run_random_rows(family, partial(_outputs, module), spec)
+    findings = run_random_rows(family, partial(_run, module), spec)
     if batch and findings.mixes_rows:
         raise BuildError(
             f"{path}: rows have other answers together than alone, so the first dimension is not "
@@ -41,7 +41,7 @@ def write_model(family: Family, weights: Weights, request: Request, folder: Path
     return finished(family, request, folder, spec, findings)
 
 
-def _outputs(module: Any, feed: Tensors) -> Tensors:
+def _run(module: Any, feed: Tensors) -> Tensors:
     """Run the module, and return its outputs, named OUTPUT__0 …."""
     import torch
 
@@ -53,7 +53,8 @@ def _outputs(module: Any, feed: Tensors) -> Tensors:
 
 def parse_inputs(texts: Sequence[str]) -> tuple[TensorSpec, ...]:
     """Parse the inputs, each written as [NAME:]DATATYPE:DIMS, such as FP32:3,224,224, with -1 for a
-    variable dimension. Without a NAME they are called INPUT__0 …, as in Triton."""
+    variable dimension. Without a NAME they are called INPUT__0 …, as in Triton. Raise UsageError
+    for any other text, or if there is none."""
     if not texts:
         raise UsageError(
             "a TorchScript file does not declare its inputs: add --input FP32:3,224,224 for "
@@ -75,7 +76,8 @@ def _parse_input(text: str, number: int) -> TensorSpec:
 
 
 def _read(path: Path) -> Any:
-    """Load the module. Raise BuildError if its forward() takes anything but tensors."""
+    """Load the module. Raise BuildError if that fails, or if its forward() requires an argument
+    that is not a tensor."""
     import torch
 
     try:
@@ -95,26 +97,26 @@ def _read(path: Path) -> Any:
     return module
 
 
-def _run(
+def _output_specs(
     request: Request, module: Any, inputs: tuple[TensorSpec, ...], batching: bool
 ) -> tuple[TensorSpec, ...]:
     """Run the module on random tensors, and return the specs of its outputs. A dimension is
-    variable if it differs between two runs with different sizes."""
+    variable if it differs between two runs with different sizes. Raise BuildError if the module
+    fails, or if an output has no batch dimension although there are batches."""
     model = ModelSpec(inputs=inputs, max_batch_size=int(batching))
     try:
         one, other = (
-            _outputs(module, example_feed(model, batch, length))
-            for batch, length in ((2, 16), (3, 24))
+            _run(module, example_feed(model, batch, length)) for batch, length in ((2, 16), (3, 24))
         )
     except (RuntimeError, ValueError, TypeError, AttributeError) as err:
         reason = str(err).strip().splitlines()[-1]
         raise BuildError(
             f"--input {' '.join(request.inputs)}: the file does not run on such tensors: {reason}"
         ) from err
-    return tuple(_output(name, one[name], other[name], batching) for name in one)
+    return tuple(_output_spec(name, one[name], other[name], batching) for name in one)
 
 
-def _output(name: str, one: Any, other: Any, batching: bool) -> TensorSpec:
+def _output_spec(name: str, one: Any, other: Any, batching: bool) -> TensorSpec:
     pairs = zip(one.shape, other.shape, strict=True)
     shape = tuple(a if a == b else -1 for a, b in pairs)
     if batching and shape[:1] != (-1,):

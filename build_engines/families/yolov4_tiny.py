@@ -55,9 +55,9 @@ def write_network(weights: Path, path: Path) -> None:
     Raise BuildError if the file does not have as many weights as the network."""
     network = _Network(np.fromfile(weights, np.float32, offset=HEADER))
     x = network.convolution(network.x, 3, 32, stride=2)
-    x = fine = network.convolution(x, 32, 64, stride=2)
+    x = network.convolution(x, 32, 64, stride=2)
     for channels in (64, 128, 256):
-        x, fine = network.block(x, channels)
+        x, fine = network.block(x, channels)  # `fine` of the last block is read below
     x = network.convolution(x, 512, 512)
     coarse = network.convolution(x, 512, 256, kernel=1)
     x = network.convolution(coarse, 256, 512)
@@ -67,7 +67,7 @@ def write_network(weights: Path, path: Path) -> None:
     x = network.add("Concat", x, fine, axis=1)
     x = network.convolution(x, 128 + 256, 256)
     x = network.convolution(x, 256, ANCHORS * VALUES, kernel=1, is_last=True)
-    second = network.decoded(x, SIZES[1:4], step=16)
+    second = network.decoded(x, SIZES[1:4], step=16)  # not [0:3]: the cfg says mask = 1,2,3
     if len(network.weights):
         raise BuildError(f"{weights} has {len(network.weights)} numbers more than YOLOv4-tiny")
     network.add("Concat", first, second, axis=1, output="output0")

@@ -45,8 +45,7 @@ def write_model(_: Family, weights: Weights, request: Request, folder: Path) -> 
     export_onnx(network, {"images": example}, {"images": shape}, ["output0"], model)
     copy_example("yolov5", folder)
     write_labels(folder / DEFAULT_LABELS, labels, request.labels)
-    lengths = (STRIDES[-1], SIDE, 2 * SIDE)
-    return ModelSpec(max_batch_size=MAX_BATCH_SIZE, settings={"layout": "yolov5"}, lengths=lengths)
+    return ModelSpec(max_batch_size=MAX_BATCH_SIZE, settings={"layout": "yolov5"})
 
 
 class Placeholder:
@@ -207,6 +206,7 @@ class YoloV5(nn.Module):
         super().__init__()
         strides = torch.tensor(STRIDES).reshape(3, 1, 1)
         self.anchors = tensors["model.24.anchors"].double() * strides
+        # values of a box; each cell has three anchors
         self.outputs = tensors["model.24.m.0.weight"].shape[0] // 3
         self.classes = self.outputs - 5
         weights = [tensors[f"model.{layer}.conv.weight"] for layer in (0, 1, 3, 5, 7)]

@@ -214,6 +214,7 @@ def test_list_every_model(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (["build", "nonsense"], 2, "'nonsense'"),
         (["build", "../resnet"], 2, "../resnet"),
+        (["build", "", "--weights", "net.onnx"], 2, "'' cannot be the name"),
         (["build", "resnet", "--name", "a/b"], 2, "a/b"),
         (["build", "resnet", "--set", "mean"], 2, "NAME=VALUE"),
         (["build", "resnet", "--mean", "0.5"], 2, "--mean 0.5; use --set mean=0.5"),

@@ -72,7 +72,7 @@ def test_ask_to_export_a_network_that_torch_saved_whole(
 
 
 def test_say_how_to_bring_a_model_without_the_hub(tmp_path: Path) -> None:
-    command = f"{sys.executable} -m build_engines build words --weights someone/model"
+    command = f"{sys.executable} -m build_engines build words --weights someone/model-v1.5"
     environ = {
         "PATH": "/usr/bin:/bin",
         "HF_HOME": str(tmp_path),
@@ -87,4 +87,11 @@ def test_say_how_to_bring_a_model_without_the_hub(tmp_path: Path) -> None:
         timeout=PATIENCE,
     )
     assert done.returncode == 1
-    assert "hf download someone/model --local-dir FOLDER" in done.stderr
+    assert "hf download someone/model-v1.5 --local-dir FOLDER" in done.stderr
+
+
+def test_take_no_missing_file_for_a_model_on_the_hub(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(f"build own --weights missing/net.onnx --out {tmp_path}") == 2
+    assert "there is no such file" in capsys.readouterr().err

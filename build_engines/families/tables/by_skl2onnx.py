@@ -61,8 +61,8 @@ def insert(graph: TableGraph, model: Any, cells: str, width: int) -> dict[str, s
 
 
 def _convertible(model: Any) -> Any:
-    """Return a copy of the model, with its options set so that the model skl2onnx converts it to
-    makes the same predictions as the original."""
+    """Return a copy of the model whose options are those that skl2onnx converts correctly. They do
+    not change its predictions."""
     copied = copy(model)
     # an option of VotingClassifier.transform, which is not served
     if hasattr(copied, "flatten_transform"):

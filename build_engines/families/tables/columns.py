@@ -129,8 +129,8 @@ def places_kept(imputer: Any) -> list[int]:
 def _with_categories(column: Column, categories: Array, closed: bool, is_filled: bool) -> Column:
     """Return the column with the `categories` of an encoder that reads it. `closed` means that the
     encoder rejects all other values. If several closed encoders read the column, it has only the
-    categories that all of them accept, and the categories of encoders that are not closed are
-    ignored."""
+    categories that all of them accept. The categories of an encoder that is not closed are ignored
+    if another one is."""
     if column.closed and not closed:
         return column
     values = tuple(categories.tolist())
@@ -138,7 +138,11 @@ def _with_categories(column: Column, categories: Array, closed: bool, is_filled:
         values = tuple(each for each in column.values if is_missing(each) or each in values)
         is_filled = is_filled and column.filled
     kind = categories.dtype.kind
-    datatype = "BYTES" if kind in "OSU" else "INT64" if kind in "iu" else column.datatype
+    datatype = column.datatype
+    if kind in "OSU":
+        datatype = "BYTES"
+    elif kind in "iu":
+        datatype = "INT64"
     return replace(
         column,
         datatype=datatype,
@@ -151,7 +155,8 @@ def _with_categories(column: Column, categories: Array, closed: bool, is_filled:
 
 
 def names_of(estimator: Any) -> list[str]:
-    """Return the name of each column, or "" for each column if they have no names."""
+    """Return the name of each column, or "" for each column if they have no names. Raise UsageError
+    if the model is not trained."""
     estimator = next(active_steps(estimator), estimator)
     booster = booster_of(estimator)
     if type(booster).__module__.startswith("xgboost"):
@@ -176,6 +181,7 @@ def active_steps(model: Any) -> Iterator[Any]:
     if hasattr(model, "steps"):
         for _, step in model.steps:
             yield from active_steps(step)
+    # a FunctionTransformer whose `func` is None does nothing
     elif model not in IDLE and getattr(model, "func", model) is not None:
         yield model
 
@@ -207,9 +213,9 @@ def models_within(estimator: Any) -> list[Any]:
 
 
 def _learned(model: Any, count: int) -> Array:
-    """Return likely values of each of the model's `count` columns, [count, n]: those that a scaler
-    or an imputer has learned, and the smallest and largest values in rows that the model has
-    stored."""
+    """Return likely values of each of the model's `count` columns, [count, n]: the ends of a range
+    of two standard deviations around the mean that a scaler has learned, the value that an imputer
+    fills in, and the smallest and largest values in rows that the model has stored."""
     rows: list[Array] = []
     for center, scale in CENTERS:
         middle, size = getattr(model, center, None), getattr(model, scale, None)

@@ -63,9 +63,9 @@ def _cells(column: Column, rng: np.random.Generator) -> Array:
 
 
 def _numbers(points: Array, rng: np.random.Generator) -> Array:
-    """Return numbers in and around the range of the points. Half of the numbers are integers, or
-    all of them if the points are thresholds between integers. Without points, return numbers of all
-    magnitudes."""
+    """Return numbers in and around the range of the points. About half of the numbers are integers,
+    or all of them if the points are thresholds between integers (multiples of 0.5). Without points,
+    return numbers of magnitudes from 0.01 to 10,000."""
     if not len(points):
         signs = rng.choice([-1, 1], ROWS)
         return np.asarray(signs * 10 ** rng.uniform(-2, 4, ROWS))
@@ -86,7 +86,7 @@ def with_missing(
     changed = list(cells)
     for index in indices:
         empty = rng.random(len(cells[index])) < EMPTY
-        empty[0] = True
+        empty[0] = True  # at least one
         missing = np.array(columns[index].missing, object)
         changed[index] = np.where(empty, missing, cells[index])
         if columns[index].datatype != "BYTES":
@@ -98,7 +98,7 @@ def compared(
     expected: Mapping[str, Any], model: onnx.ModelProto, rows: Mapping[str, Array], limits: Limits
 ) -> float:
     """Return the share of rows for which the ONNX model makes the expected predictions, or 0 if it
-    does not run."""
+    does not run or has no probabilities although some are expected."""
     count = len(next(iter(rows.values())))
     answered = []
     try:

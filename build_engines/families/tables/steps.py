@@ -158,6 +158,8 @@ def _weighted(
 
 
 def _function(_: TableGraph, step: Any, table: Table) -> Table:
+    """Return the table if the function changes nothing (check_array, or None). Otherwise, raise
+    BuildError."""
     function = getattr(step.func, "func", step.func)  # the function inside a functools.partial
     if step.func is None or getattr(function, "__name__", "") == "check_array":
         return table
@@ -169,6 +171,8 @@ def _function(_: TableGraph, step: Any, table: Table) -> Table:
 
 
 def _scaled(graph: Graph, table: Table, center: Any, scale: Any, clip: Any = None) -> Table:
+    """Return (column - center) / scale, clipped. As scikit-learn does, multiply the columns of a
+    sparse matrix by 1 / scale instead, which rounds differently."""
     values = matrix(graph, table.cells)
     if center is not None:
         values = graph.add("Sub", values, np.float64(center))
@@ -180,6 +184,7 @@ def _scaled(graph: Graph, table: Table, center: Any, scale: Any, clip: Any = Non
 
 
 def _clipped(graph: Graph, values: str, clip: Any, table: Table) -> Table:
+    """Return the table with these `values` in its columns, clipped unless `clip` is None."""
     if clip is not None:
         values = graph.add("Clip", values, *map(np.float64, clip))
     return replace(table, cells=changed(table, values))
@@ -224,6 +229,7 @@ def _imputed(graph: Graph, step: Any, table: Table) -> Table:
 
 
 def _filled(cell: Cells, value: Any) -> Cells:
+    """Return the column with `value` as its fill, unless an imputer before has set one."""
     return cell if cell.fill is not None else replace(cell, fill=value)
 
 

@@ -1,5 +1,6 @@
-"""Converts trained models of scikit-learn, XGBoost and LightGBM to ONNX. The results of tree
-models, and of the steps that steps.py converts, equal the library's exactly."""
+"""Converts trained models of scikit-learn, XGBoost and LightGBM to ONNX. The sums of trees, and the
+results of the steps that steps.py converts, equal the library's exactly. Probabilities that are
+computed from the sums may differ in the last bit."""
 
 import warnings
 from collections.abc import Mapping, Sequence
@@ -278,8 +279,8 @@ def _input_names(columns: Sequence[Column]) -> list[str]:
 
 def _compare_trees(estimator: Any, last: Any, trees: Trees) -> None:
     """Compare the predictions of the trees, without the steps before them, with the library's. The
-    rows contain every threshold, and the next lower and higher numbers in FP32 and in FP64. Raise
-    BuildError if the predictions differ."""
+    rows contain every threshold, and the next lower and higher numbers in FP32 and in FP64, up to
+    MOST_ROWS numbers for a column. Raise BuildError if the predictions differ."""
     rng = np.random.default_rng(0)
     columns = [Column(name) for name in names_of(last)]
     asked = {
@@ -347,5 +348,6 @@ def _parts(estimator: Any) -> tuple[list[Any], Any]:
         steps.append(estimator._preprocessor)
         estimator = copy(estimator)
         estimator._preprocessor = None
+        # the columns that the step returns have another order, and no names
         vars(estimator).pop("feature_names_in_", None)
     return steps, estimator

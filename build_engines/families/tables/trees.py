@@ -1,5 +1,5 @@
-"""Converts tree models of scikit-learn, XGBoost and LightGBM to ONNX, node by node. Their
-predictions equal the library's.
+"""Converts tree models of scikit-learn, XGBoost and LightGBM to ONNX, node by node. The sums of
+their trees equal the library's exactly.
 
 Thresholds are often values that occur in the data, so the last bit of a cell can decide which
 branch is taken. scikit-learn's trees and XGBoost round cells to FP32 before they compare;
@@ -112,6 +112,7 @@ def add_up(graph: Graph, cells: str, ensemble: Trees) -> str:
         is_zero = graph.add("LessOrEqual", graph.add("Abs", cells), ZERO)
         cells = graph.add("Where", is_zero, ensemble.zeros, cells)
     if ensemble.most is not None and not np.isnan(ensemble.most).all():
+        # cut off the fractions of categories
         sizes = graph.add("Floor", graph.add("Abs", cells))
         whole = graph.add("Mul", graph.add("Sign", cells), sizes)
         cells = graph.add("Where", ~np.isnan(ensemble.most), whole, cells)
@@ -203,7 +204,8 @@ def write_trees(graph: Graph, model: Any, trees: Trees, cells: str) -> Outputs:
 
 
 def _tree(model: Any, scale: float = 1.0) -> Tree:
-    tree = model.tree_
+    """Return the tree of a scikit-learn estimator, with its leaf values multiplied by `scale`."""
+    tree = model.tree_  # its `value` is [nodes, outputs, classes]
     is_classifier = hasattr(model, "classes_")
     values = tree.value[:, 0] if is_classifier else tree.value[:, :, 0]
     return Tree(
@@ -311,7 +313,7 @@ def _linked(graph: Graph, model: Any, sums: str) -> Outputs:
     comparison = "Greater" if hasattr(model, "_predictors") else "GreaterOrEqual"
     is_second = graph.add(comparison, sums, 0.0)
     margins = sums
-    if link == "HalfLogitLink":
+    if link == "HalfLogitLink":  # the sums are halves of logits
         margins = graph.add("Mul", sums, 2.0)
     shares = _of_two(graph, graph.add("Sigmoid", margins), 1.0)
     return _named(graph, model, _index(graph, is_second), shares)
@@ -356,7 +358,8 @@ def booster_of(model: Any) -> Any:
 
 
 def objective_of(model: Any) -> str:
-    """Return the objective of a model of XGBoost or LightGBM, as the library names it."""
+    """Return the objective of a model of XGBoost or LightGBM, as the library names it. LightGBM
+    appends options, as in "binary sigmoid:1"."""
     booster = booster_of(model)
     if hasattr(booster, "save_config"):
         return str(json.loads(booster.save_config())["learner"]["objective"]["name"])
@@ -385,6 +388,7 @@ def _xgboost(model: Any) -> Trees:
         )
     forest = gradient_booster["model"]
     trees = [_of_json(tree) for tree in forest["trees"]]
+    # set all leaves in the document to 0, for _answer_without_leaves
     for tree, described in zip(trees, forest["trees"], strict=True):
         thresholds = np.where(tree.left == LEAF, 0, tree.threshold)
         described["split_conditions"] = thresholds.tolist()
@@ -422,7 +426,7 @@ def _of_json(tree: Mapping[str, Any]) -> Tree:
         )
     if int(tree["tree_param"]["size_leaf_vector"]) > 1:
         raise BuildError("multi_strategy='multi_output_tree': train 'one_output_per_tree'")
-    values = np.array(tree["split_conditions"], np.float32)
+    values = np.array(tree["split_conditions"], np.float32)  # thresholds, and values of leaves
     return Tree(
         np.array(tree["split_indices"]),
         values,
@@ -538,6 +542,7 @@ def _of_dump(root: Mapping[str, Any], missing: dict[int, set[str]], most: Array)
             continue
         feature, kind = node["split_feature"], node["missing_type"]
         threshold = node["threshold"]
+        # 2 and 3 are the indices of left and right in a row
         pending.append((node["left_child"], len(rows), 2))
         pending.append((node["right_child"], len(rows), 3))
         if node["decision_type"] == "==":
@@ -548,6 +553,7 @@ def _of_dump(root: Mapping[str, Any], missing: dict[int, set[str]], most: Array)
         missing.setdefault(feature, set()).add(kind)
         if abs(threshold) >= INFINITE:
             threshold = np.copysign(np.inf, threshold)
+        # a column without missing cells in training takes one as 0
         goes_left = threshold >= 0 if kind == "None" else node["default_left"]
         rows.append([feature, threshold, 0, 0, int(goes_left)])
     return _with_sets(Tree.of(rows, values), sets)

@@ -13,6 +13,7 @@ from build_engines.runners import openvino_runner
 from build_engines.stored_model import open_model
 from serving.repository.model_config import read_config
 from tests.build_engines.models import run, save_digits, save_scale, save_texts
+from tests.support.harness import SLEEPER_CLIENT, make_scale
 
 pytestmark = pytest.mark.full
 
@@ -70,6 +71,15 @@ def test_verify_a_model_for_openvino_with_openvino(tmp_path: Path) -> None:
     # BF16 is not known to be accurate enough for this model
     assert parameters["INFERENCE_PRECISION_HINT"].string_value == "f32"
     assert all(score.passed for score in verify(open_model("scale", models, "cpu"), file, None, 0))
+
+
+def test_compare_a_model_with_its_own_client_on_the_example(tmp_path: Path) -> None:
+    make_scale(tmp_path)
+    client = SLEEPER_CLIENT.replace("seconds", "x").replace("slept", "y")
+    (tmp_path / "scale/client.py").write_text(client)
+    stored = open_model("scale", tmp_path, "")
+    (score,) = verify(stored, stored.version / "model.onnx", None, 0)
+    assert (score.note, score.passed) == ("the model's example", True)
 
 
 def test_run_openvino_in_its_own_process_and_report_errors(tmp_path: Path) -> None:
