@@ -30,9 +30,9 @@ from build_engines.publish import (
     add_users_files,
     check,
     keep_reference,
-    load,
     publish,
     scratch_folder,
+    try_in_tritonserver,
 )
 from build_engines.request import Request
 from build_engines.runners import OnnxFile, runner_of
@@ -83,7 +83,7 @@ def build(
             verify = f"verify {model_folder.name} --samples PATH"
             print(f"INT8 was not compared with fp32; to do so: {verify}", flush=True)
         if request.load:
-            load(folder, request)
+            try_in_tritonserver(folder, request)
         before_publishing()
         publish(folder, model_folder)
     return model_folder, True

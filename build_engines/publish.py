@@ -18,7 +18,7 @@ from build_engines.build_record import RECORD, read_record, reference_folder
 from build_engines.errors import BuildError
 from build_engines.request import ON_A_GPU, Request
 from serving.host.tritonserver import backend_directory, binary
-from serving.preparation.check import check_models, failures
+from serving.preparation.check import check_models, failures_in_tritonserver
 from serving.repository.model_config import ENSEMBLE, backend_of, configs_of_parts, read_config
 from serving.repository.paths import with_sources
 from serving.settings.table import Settings
@@ -65,7 +65,7 @@ def installed_backends() -> set[str]:
     return {path.name for path in backend_directory().iterdir()}
 
 
-def load(
+def try_in_tritonserver(
     folder: Path, request: Request, find_backends: Callable[[], set[str]] = installed_backends
 ) -> None:
     """Load the finished folder into a tritonserver, and test it with its example. Raise BuildError
@@ -86,7 +86,7 @@ def load(
         print(f"not loaded: the tritonserver here has no backend '{min(missing)}'", flush=True)
         return
     folders = {target.name: folder} | {name: others / name for name in parts}
-    for _, reason in failures(settings, folders, [target.name]):
+    for _, reason in failures_in_tritonserver(settings, folders, [target.name]):
         words = " ".join(with_sources(reason, {folder: target}).split())
         if most := re.search(r"max supported IR version: (\d+)", words):
             words += f"; set the ONNX model's ir_version to {most[1]} and save it again"

@@ -140,8 +140,9 @@ class Weights:
 
 
 def find_weights(request: Request) -> Weights:
-    """Return the weights that --weights names, or the recipe's own without this flag. If the flag
-    names a HUB-ID, fetch the weights from the hub. Raise UsageError if they do not exist."""
+    """Return the weights that --weights names or, without this flag, those of the recipe. If the
+    flag names a HUB-ID, fetch the weights from the hub. Raise UsageError if it names neither a path
+    that exists nor a HUB-ID, and BuildError if the weights cannot be fetched or built."""
     source = request.weights
     if not source:
         return Weights(None)

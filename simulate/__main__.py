@@ -122,8 +122,8 @@ def limit(text: str) -> tuple[str, float]:
 
 def main(arguments: list[str]) -> int:
     """Run the simulator with the command-line `arguments`. Return the exit code: 0, 1 after a
-    failure, 2 for invalid arguments, or 3 if --strict is given and a rule was broken."""
-    options = parser().parse_args(arguments)
+    failure, or 3 if --strict is given and a rule was broken."""
+    options = parser().parse_args(arguments)  # exits with 2 if they are invalid
     journal = Journal(with_limits(dict(options.limit)), partial(print, flush=True))
     try:
         with tempfile.TemporaryDirectory(prefix="sim-", ignore_cleanup_errors=True) as folder:

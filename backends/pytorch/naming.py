@@ -54,7 +54,7 @@ def output_positions(names: Sequence[str]) -> dict[str, int]:
 
 
 def _by_index(names: Sequence[str]) -> dict[str, int]:
-    """Return {name: its index}, or {} unless every name has an index."""
+    """Return {name: the number after its first "__"}, or {} if a name has no such number."""
     texts = {name: name.partition("__")[2] for name in names}
     if not all(map(str.isdecimal, texts.values())):
         return {}

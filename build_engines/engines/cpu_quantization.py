@@ -15,7 +15,7 @@ import logging
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import takewhile
 from pathlib import Path
@@ -31,14 +31,13 @@ from onnxruntime.quantization import (
 )
 from onnxruntime.quantization.shape_inference import quant_pre_process
 
-from build_engines.errors import BuildError, UsageError
+from build_engines.engines.calibration import calibration_batches, client_in
+from build_engines.errors import BuildError
 from build_engines.families.find_family import by_client
 from build_engines.model_spec import ModelSpec
 from build_engines.onnx_reader import external_files
 from build_engines.request import Request
-from build_engines.runners import OnnxFile, row_of
-from build_engines.stored_model import client_of
-from clients.base import Model, ModelClient, Tensors
+from build_engines.runners import OnnxFile
 from serving.repository.cpu_engine import ONNX_RUNTIME, OPENVINO
 
 CONVOLUTIONS_AND_BETWEEN = (
@@ -193,52 +192,3 @@ def _quiet() -> Iterator[None]:
         yield
     finally:
         logging.disable(logging.NOTSET)
-
-
-def client_in(folder: Path, model_spec: ModelSpec) -> ModelClient | None:
-    """Return the model's client, created from the files in the folder, or None if the model has
-    none. Raise BuildError if the client does not fit the model."""
-    if not model_spec.client:
-        return None
-    model = Model(
-        name=folder.name,
-        path=folder,
-        inputs=model_spec.inputs,
-        outputs=model_spec.outputs,
-        max_batch_size=model_spec.max_batch_size,
-        parameters=model_spec.parameters,
-    )
-    return client_of(model)
-
-
-class Batches(CalibrationDataReader):  # type: ignore[misc]
-    """Supplies inputs to ONNX Runtime's tools, one instance per batch."""
-
-    def __init__(self, batches: Iterable[Tensors]) -> None:
-        self.batches = iter(batches)
-
-    def get_next(self) -> Tensors | None:
-        return next(self.batches, None)
-
-
-def calibration_batches(client: ModelClient, request: Request) -> Batches:
-    """Return the inputs of the model for the samples of --calibration, except those held out for
-    the comparison. Raise UsageError if the client cannot be calibrated, --calibration is missing,
-    or there are too few samples."""
-    samples = by_client(client.model.parameters["client"]).samples
-    if samples is None:
-        raise UsageError(f"{client.model.parameters['client']} cannot be calibrated for INT8")
-    if request.calibration is None:
-        raise UsageError(
-            "INT8 is calibrated: name a folder of images, or a file of texts, with --calibration"
-        )
-    held_out = False if request.compare else None  # None: take all samples
-    return Batches(_tensors(client, samples.read(client, request.calibration, held_out)))
-
-
-def _tensors(client: ModelClient, instances: Iterable[Any]) -> Iterator[Tensors]:
-    """Yield the model's inputs for each instance."""
-    names = {spec.name for spec in client.model.inputs}
-    for instance in instances:
-        rows = row_of(client.model, client.prepare([instance], client.defaults))
-        yield {name: array for name, array in rows.items() if name in names}

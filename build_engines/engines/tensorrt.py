@@ -19,7 +19,7 @@ from onnxruntime.quantization import CalibrationDataReader, CalibrationMethod, c
 
 from build_engines import onnx_reader
 from build_engines.build_record import cache_folder
-from build_engines.engines.cpu_quantization import calibration_batches, client_in
+from build_engines.engines.calibration import calibration_batches, client_in
 from build_engines.engines.trtexec import WHERE_TO_GET_IT, Trtexec, this_gpu
 from build_engines.errors import BuildError, UsageError
 from build_engines.model_spec import ONNX, PLAN, Engine, ModelSpec

@@ -102,14 +102,14 @@ def write_network(tensors: Mapping[str, Array], path: Path) -> None:
     224, 224] to logits [n, 1000]."""
     network = _Network(tensors)
     x = network.convolution(network.x, "_conv_stem", "_bn0", stride=2)
-    index, channels = 0, 32
-    for repeats, stride, expansion, wide in BLOCKS:
+    index, inputs = 0, 32  # the next block, and its input channels
+    for repeats, stride, expansion, outputs in BLOCKS:
         for repeat in range(repeats):
             step = stride if repeat == 0 else 1
             block = network.block(x, f"_blocks.{index}", step, expansion)
-            is_residual = step == 1 and channels == wide
+            is_residual = step == 1 and inputs == outputs
             x = network.add("Add", block, x) if is_residual else block
-            index, channels = index + 1, wide
+            index, inputs = index + 1, outputs
     x = network.convolution(x, "_conv_head", "_bn1")
     x = network.add("Flatten", network.add("GlobalAveragePool", x))
     weights, bias = tensors["_fc.weight"], tensors["_fc.bias"]

@@ -91,7 +91,7 @@ class TextClassification(Task):
 
 
 def _activated(logits: Array, parameters: Values, auto: str) -> Array:
-    """Apply the function that the request names, or else the model's own, `auto`."""
+    """Apply the function that the request names or, if that is "auto", the model's own."""
     function = parameters["function_to_apply"]
     return ACTIVATIONS[auto if function == "auto" else function](logits)
 

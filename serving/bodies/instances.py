@@ -138,13 +138,13 @@ class Predictions:
 
 def items_of(value: Any, field: str, part: str = "") -> list[Item]:
     """Return an Item for each instance in a JSON value. A value that is not a list is one instance.
-    If `part` is given, a string becomes an object with this key. Raise InvalidRequest or
-    PayloadTooLarge."""
+    If `part` is given, a string becomes an object with this key, as the codec expects. Raise
+    InvalidRequest, PayloadTooLarge or Overloaded."""
     values = value if isinstance(value, list) else [value]
     if not values:
         raise InvalidRequest(f"the body, '{field}' is an empty list; send one instance or more")
     check_count(len(values), MOST_INSTANCES, "instances", "send fewer at a time, or JSON lines")
-    reserve(ITEM * len(values), "the instances")
+    reserve(ITEM * len(values), "the instances")  # until the end of the request
     if part:
         values = [{part: each} if isinstance(each, str) else each for each in values]
     return [Item(field, value=each) for each in values]

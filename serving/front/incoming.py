@@ -24,8 +24,8 @@ SAMPLED = re.compile(r"00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f][13579bdf]")
 # overwrites a value that the caller sent.
 FORWARDED = "X-Request-Start"
 MEGABYTE = 2**20
-# The maximum length of Custom-Attributes in bytes. nginx has the same limit for one header line,
-# but a caller may send several lines, which are joined.
+# The maximum length of Custom-Attributes in bytes. The reply repeats them, and nginx accepts at
+# most 16 kB of headers of a reply. It limits one line of a request to 8 kB, but joins several.
 LONGEST_ATTRIBUTES = 8 * 1024
 
 

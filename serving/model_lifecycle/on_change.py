@@ -302,7 +302,7 @@ def _wanted(settings: Settings, folders: Mapping[str, ModelFolder]) -> set[str]:
 
 def _parts_first(folders: Mapping[str, ModelFolder]) -> list[str]:
     """Return the names of the models in topological order, each after those of the models that it
-    calls. Raise Rejected."""
+    calls. Raise Rejected if models call each other in a circle."""
     calls = {name: set(folders[name].parts) & folders.keys() for name in sorted(folders)}
     try:
         return list(TopologicalSorter(calls).static_order())

@@ -146,7 +146,7 @@ class Recovery:
             self._begin(entry, Event.DIED, reason=reason)
 
     def _begin(self, entry: Entry, event: Event, **fields: Any) -> None:
-        """Apply the event to the model's state. If the event applies, recover the model in a new
+        """Apply the event to the model's state. If that changes it, recover the model in a new
         thread, because a load may take a long time."""
         if self._manager.move(entry, event, **fields):
             threading.Thread(target=self._recover, args=(entry,), daemon=True).start()

@@ -80,12 +80,13 @@ class ServedModel:
         return self.model.name
 
     def input_bytes(self, shape: Sequence[int]) -> int:
-        """Return the size in bytes of one row of all inputs, given the shape of one input's row."""
+        """Return the size in bytes of one row of all inputs. `shape` is the shape of any one
+        input's row, and gives the lengths of the dynamic dimensions."""
         return _row_bytes(self.model.inputs, shape)
 
     def output_bytes(self, names: Collection[str], shape: Sequence[int]) -> int:
-        """Return the size in bytes of one row of the outputs `names` (empty: all outputs), given
-        the shape of one input's row."""
+        """Return the size in bytes of one row of the outputs `names` (empty: all outputs). `shape`
+        is the shape of any one input's row, and gives the lengths of the dynamic dimensions."""
         outputs = self.model.outputs
         return _row_bytes([spec for spec in outputs if not names or spec.name in names], shape)
 

@@ -178,7 +178,8 @@ class System:
 
     def reap(self) -> list[tuple[int, int]]:
         """Return (pid, exit code) for each process that has ended, including orphans that process 1
-        has inherited. Kill the other processes in their groups, and remove their leftovers."""
+        has inherited. If `start` started it, also kill the rest of its group, and remove its
+        leftovers."""
         ended = []
         with contextlib.suppress(ChildProcessError):
             while child := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):

@@ -76,7 +76,7 @@ def main() -> int:
     failed: dict[str, str] = {}
     whole = [name for name in folders if name not in mistaken]
     try:
-        failed = dict(failures(settings, folders, whole)) if whole else {}
+        failed = dict(failures_in_tritonserver(settings, folders, whole)) if whole else {}
         lines += [
             f"{name}: {' '.join(failed.get(name, 'loads and answers').split())}" for name in whole
         ]
@@ -163,7 +163,7 @@ def _mistake_of_tensor(spec: TensorSpec, array: Array | None) -> str:
     return ""
 
 
-def failures(
+def failures_in_tritonserver(
     settings: Settings, folders: Mapping[str, Path], names: Collection[str]
 ) -> Iterator[tuple[str, str]]:
     """Yield (model, reason) for each model in `folders` that cannot be staged, and for each model

@@ -89,6 +89,7 @@ class BucketSource(Source):
 
     def find(self, name: str) -> Found | None:
         url = f"{self._url}/{name}"
+        # the key of the configuration is the longer of the two keys
         if not may_be_found(name) or len(f"{url}/{CONFIG}".encode()) > LONGEST_URL:
             return None
         with self._errors():

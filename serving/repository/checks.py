@@ -179,9 +179,10 @@ def _elements(dims: Any) -> int:
 
 
 def _check_files(folder: Path, config: Any, root: Path | None) -> None:
-    """Raise ConfigError if config.pbtxt names something that is outside the model's folder, or is
-    neither a file nor a folder. Libraries and packages may be anywhere in `root` (None: anywhere at
-    all). The files that a client's parameters name are checked by the client (clients/base.py)."""
+    """Raise ConfigError if a path in config.pbtxt leads out of the model's folder, or if it is
+    linked to a place outside of `root` (None: any place is allowed), or to a FIFO, a socket or a
+    device. Paths of libraries and packages may lead out of the model's folder. Paths need not
+    exist. The client checks the files that its parameters name (clients/base.py)."""
     for output in config.output:
         named_file(folder, output.label_filename, root)
     for warmup in config.model_warmup:

@@ -31,8 +31,8 @@ HOOK = "auto_complete_config"  # the function with which a Python model complete
 
 
 def is_complete(model: Path, config: Any) -> bool:
-    """Return whether the configuration is complete: it names a backend and all tensors with their
-    types and dimensions, and the model's code has no auto_complete_config."""
+    """Return whether the configuration is complete: it names a backend or platform, and all tensors
+    with their types and dimensions, and the model's code has no auto_complete_config."""
     if not ((config.backend or config.platform) and config.input and config.output):
         return False
     for tensor in (*config.input, *config.output):

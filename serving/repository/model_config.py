@@ -171,7 +171,7 @@ def with_plan_remedies(reason: str, folder: Path) -> str:
 
 
 def parts_of(config: Any) -> list[str]:
-    """Return the names of the models that an ensemble calls, in order."""
+    """Return the names of the models that an ensemble's steps call, each once."""
     return list(dict.fromkeys(step.model_name for step in config.ensemble_scheduling.step))
 
 

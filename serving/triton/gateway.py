@@ -65,8 +65,8 @@ class Call:
     regions. So an overloaded model may work for callers that have given up. This is limited: when
     MOST_WAITING of a model's regions belong to such calls, further inputs are sent in messages.
 
-    For a call without regions, it is cheaper to call `result` without `send`, because gRPC starts a
-    thread for each call that is sent first.
+    For a call without regions, it is cheaper to call only `result`, because gRPC starts a thread
+    for each `send`.
     """
 
     def __init__(self, gateway: TritonGateway, request: InferRequest, deadline: Deadline) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import onnx
 import pytest
 
-from build_engines.publish import load
+from build_engines.publish import try_in_tritonserver
 from build_engines.request import Request
 from serving.host.machine import has_gpu
 from serving.repository.model_config import read_config
@@ -99,14 +99,14 @@ def test_build_without_tritonserver(tmp_path: Path, capsys: pytest.CaptureFixtur
     def missing() -> set[str]:
         raise FileNotFoundError("no tritonserver here")
 
-    load(*built(tmp_path, "cpu"), missing)
+    try_in_tritonserver(*built(tmp_path, "cpu"), missing)
     assert "not loaded: no tritonserver here" in capsys.readouterr().out
 
 
 def test_build_but_do_not_load_for_a_missing_backend(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    load(*built(tmp_path, "cpu"), lambda: {"python"})
+    try_in_tritonserver(*built(tmp_path, "cpu"), lambda: {"python"})
     assert "'onnxruntime'" in capsys.readouterr().out
 
 
@@ -114,7 +114,7 @@ def test_name_the_configuration_that_was_loaded_only_if_one_was(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder, request = built(tmp_path, "gpu")
-    load(folder, request, lambda: {"python"})
+    try_in_tritonserver(folder, request, lambda: {"python"})
     assert "CPU configuration" not in capsys.readouterr().out
-    load(folder, request)
+    try_in_tritonserver(folder, request)
     assert ("loaded with its CPU configuration" in capsys.readouterr().out) == (not has_gpu())

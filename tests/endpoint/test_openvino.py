@@ -11,7 +11,7 @@ import onnx.parser
 import onnxruntime
 import pytest
 
-from serving.preparation.check import failures
+from serving.preparation.check import failures_in_tritonserver
 from serving.settings.table import Settings
 from tests.backends.onnx_models import ONE, PLATFORM, arithmetic, identity, write_model, xy
 from tests.backends.openvino_models import write_own_format
@@ -154,7 +154,7 @@ def test_serve_an_added_or_changed_folder_with_onnx_runtime(
 
 def test_pass_the_check_with_a_warning(repository: Path, caplog: pytest.LogCaptureFixture) -> None:
     folders = {name: repository / name for name in ("calls", "words", "bare")}
-    assert list(failures(Settings.from_env(OPENVINO), folders, list(folders))) == []
+    assert list(failures_in_tritonserver(Settings.from_env(OPENVINO), folders, list(folders))) == []
     assert any(message.startswith(WARNING) for message in caplog.messages)
 
 
@@ -162,7 +162,7 @@ def test_pass_the_check_with_a_warning(repository: Path, caplog: pytest.LogCaptu
 def test_refuse_a_model_that_both_engines_refuse(tmp_path: Path, content: bytes) -> None:
     write_model(tmp_path / "broken", content, CONFIG)
     folders = {"broken": tmp_path / "broken"}
-    ((name, reason),) = failures(Settings.from_env(OPENVINO), folders, ["broken"])
+    ((name, reason),) = failures_in_tritonserver(Settings.from_env(OPENVINO), folders, ["broken"])
     assert name == "broken" and "broken/1/model.onnx" in reason
 
 

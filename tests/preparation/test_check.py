@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from serving.preparation.check import check_models, failures
+from serving.preparation.check import check_models, failures_in_tritonserver
 from serving.settings.table import Settings
 from tests.pid1.test_serve import run
 from tests.repository.test_repositories import make_ensemble
@@ -66,7 +66,10 @@ def test_fail_every_model_if_tritonserver_does_not_start(repository: Path) -> No
     )
     names = ["scale", "sleeper"]
     assert [
-        name for name, _ in failures(settings, {name: repository / name for name in names}, names)
+        name
+        for name, _ in failures_in_tritonserver(
+            settings, {name: repository / name for name in names}, names
+        )
     ] == names
 
 

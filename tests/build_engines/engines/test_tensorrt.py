@@ -19,7 +19,7 @@ import psutil
 import pytest
 
 from build_engines.comparison import verify
-from build_engines.engines.cpu_quantization import Batches
+from build_engines.engines.calibration import Batches
 from build_engines.engines.tensorrt import activation_ranges, calibration_cache
 from build_engines.engines.trtexec import Trtexec, find_trtexec, this_gpu
 from build_engines.stored_model import open_model
