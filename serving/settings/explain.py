@@ -15,7 +15,7 @@ PAGE = """# Settings
 
 These environment variables are read at startup. If a value is wrong, the container stops and says
 what is allowed. If a row has several variables, the first one that is set counts. `./serve --help`
-prints this table; `./serve --print-config` prints each value and its source.
+prints most of this table; `./serve --print-config` prints each value and its source.
 
 | Variable | Default, then other values | Meaning |
 |---|---|---|
