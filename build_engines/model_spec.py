@@ -44,7 +44,7 @@ class ModelSpec:
     def cpu_instances(self) -> int:
         """Return the number of instances on a CPU: 1 if the backend merges waiting requests into
         runs that use all processors, and otherwise 2."""
-        # With 1 and 2 instances (ONNX Runtime, two processors), measured: photos of 8 callers 106 and
+        # Measured with 1 and 2 instances (ONNX Runtime, two processors): photos, 8 callers, 106 and
         # 108/s, p99 98 and 134 ms; texts of 128 tokens, 16 callers, 51 and 47/s; 556 and 894 MB.
         return 1 if self.platform == ONNX and self.max_batch_size else 2
 
