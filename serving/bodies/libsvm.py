@@ -38,6 +38,8 @@ class LibsvmItem(Item):
             index, colon, cell = token[0].partition(b":")
             if number == 0 and not colon:
                 continue  # the first token is the label if it contains no colon
+            if not colon:
+                raise DecodingError(f"'{index[:40].decode('latin-1')}' is not INDEX:VALUE")
             is_number = index.isdigit() and len(index) <= LONGEST_INDEX
             if not is_number or int(index) >= len(cells):
                 raise DecodingError(

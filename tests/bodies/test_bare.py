@@ -85,6 +85,11 @@ def test_refuse_an_index_of_no_column(index: bytes) -> None:
         answer(TABLE, b"1 0:1\n1 " + index + b":1\n", "text/libsvm")
 
 
+def test_refuse_a_cell_of_libsvm_without_an_index() -> None:
+    with pytest.raises(DecodingError, match="'5' is not INDEX:VALUE"):
+        answer(TABLE, b"1 0:2 5\n", "text/libsvm")
+
+
 def test_refuse_libsvm_for_other_models() -> None:
     with pytest.raises(UnsupportedMediaType):
         answer(served(Ones), b"1 0:1\n", "text/libsvm")
