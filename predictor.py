@@ -5,7 +5,8 @@ names, and keeps it loaded until the request leaves its slot. body.bind creates 
 and Job.answer runs it and returns a Reply, from which the Response is made. A stream sends
 each line of the job as soon as it is done.
 
-Except for /ping and /metrics, the other routes are blueprints in serving/front/.
+The routes other than /invocations, /models/NAME/invoke, /ping and /metrics are blueprints in
+serving/front/.
 """
 
 from collections.abc import Callable
@@ -108,8 +109,8 @@ def infer(read: Callable[[Incoming], Body], route: Target) -> Response:
 
     def finish() -> None:
         """Leave the slot, and count the request. Remove the account and the time limits of this
-        thread, because the next request that it answers may not set any, for example one to
-        /examples. If the reply is streamed, this is called after its last piece."""
+        thread, because not every request sets its own: one to /examples, for example, does not. If
+        the reply is sent in pieces, this is called after the last one."""
         open_account(None)
         allow_any_time()
         if source.slot:
@@ -124,7 +125,8 @@ def infer(read: Callable[[Incoming], Body], route: Target) -> Response:
 
 
 def _answer(source: Incoming, read: Callable[[Incoming], Body], route: Target) -> Response:
-    """Admit the request, read it, and let the model answer it. Raise a ServingError."""
+    """Admit the request, read it, and return the model's reply. Raise a ServingError or an
+    HTTPException."""
     app = services()
     sent = source.content_length or 0
     seconds = app.gateway.timeout
@@ -142,7 +144,7 @@ def _answer(source: Incoming, read: Callable[[Incoming], Body], route: Target) -
     ) as served:
         source.model = served.name
         job = body.bind(served, request)
-        if job.request.stream:  # the headers or the body asked for a stream
+        if job.request.stream:  # the headers, the body, the route or a setting may ask for one
             # a stream has a later deadline than the one set above
             allow_time(job.request.deadline, seconds, sent)
             return stream_reply(source, job)
@@ -154,7 +156,7 @@ def _answer(source: Incoming, read: Callable[[Incoming], Body], route: Target) -
 
 def whole_reply(source: Incoming, job: Job) -> Response:
     """Run the job to its end and return its reply, which is sent in pieces if it is large. Raise a
-    ServingError."""
+    ServingError or BackendDied."""
     reply = job.answer(services().gateway)
     source.version = reply.version
     reserve(len(reply.content), "the answer")

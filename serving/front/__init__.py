@@ -1,2 +1,2 @@
 """Implements what a gunicorn worker does with a request: routes, admission, replies, metrics and
-logs. Only this package and predictor.py import flask."""
+logs. In the server, only this package and predictor.py import flask."""

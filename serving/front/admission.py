@@ -71,8 +71,8 @@ class Admission:
         self.leases.clear(self._rows.pop(worker))
 
     def enter(self, size: int) -> "Slot":
-        """Take a slot for a request before its body of `size` bytes is read. Raise Overloaded or
-        PayloadTooLarge."""
+        """Take a slot for a request before its body of `size` bytes is read. Raise Overloaded if no
+        slot or not enough memory is free, and PayloadTooLarge as `take` does."""
         slot = Slot(self)
         with self.lock:
             requests = self.leases.requests(TOTAL)
@@ -96,9 +96,9 @@ class Slot:
     def __init__(self, admission: Admission) -> None:
         self._admission = admission
         self.size = 0
-        self._counted = 0  # the bytes in the shared counter, which differ from `size` by < SMALL
+        self._counted = 0  # this slot's bytes in the shared counter: `size`, give or take SMALL
         self._column = -1  # the column of the model's counter, or -1 without a model
-        self._kept = 0  # how many bytes the model's counter includes: `size` after parsing the body
+        self._kept = 0  # this slot's bytes in the model's counter: `size` when `keep` was called
 
     def take(self, size: int, step: str) -> None:
         """Add `size` bytes of memory, which a step is about to take, to the account. Raise
@@ -145,9 +145,10 @@ class Slot:
         self._counted = size
 
     def keep(self, model: str, column: int) -> None:
-        """Count the request for the model, whose counter is in `column`. This keeps the model
-        loaded until `leave`. If `column` is WAITING, count it among the requests that wait for a
-        model to be loaded. Raise Overloaded, or ModelNotReady if too many requests wait."""
+        """Count the request for the model whose counter is in `column`, and for no other. This
+        keeps the model loaded until `leave`. If `column` is WAITING, count the request among those
+        that wait for a model to be loaded. Raise Overloaded if the model has too many requests or
+        bytes, and ModelNotReady if too many requests wait."""
         admission = self._admission
         leases = self._admission.leases
         with admission.lock:
@@ -179,7 +180,8 @@ class Slot:
             )
 
     def _count_model(self, sign: int) -> None:
-        """Count this request for its model and in ALL_MODELS or, if `sign` is -1, stop that."""
+        """Add this request to the counters of its model and of ALL_MODELS or, if `sign` is -1,
+        subtract it."""
         for counter in (self._column, ALL_MODELS):
             self._admission.leases.add(self._admission.row, counter, sign, sign * self._kept)
 

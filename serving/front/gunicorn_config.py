@@ -27,8 +27,8 @@ SWITCH_SECONDS = 0.0005
 # With that, the collector visits all lists again and again while a large JSON text is parsed, and
 # parsing 1.9 million lists took 0.7 s instead of 0.1 s, while all other threads waited.
 GARBAGE = (700, 10, 1000)
-# The niceness of workers for large bodies. If both kinds of workers are busy, such a worker gets
-# about a tenth of the processor time that a worker for small bodies gets.
+# The niceness of workers for large bodies. If such a worker competes with a worker for small bodies
+# for a processor, it gets about a tenth of the time that the other gets.
 LARGE_NICE = 10
 
 

@@ -1,4 +1,4 @@
-"""Detects when callers of streams disconnect, and when processes of their models die."""
+"""Detects when callers of streams disconnect, and regularly runs a check for each stream."""
 
 import select
 import socket
@@ -11,7 +11,7 @@ ENDED = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
 
 class HangUps:
     """Detects when callers of streams disconnect, so that their requests can be cancelled, and
-    calls a function for each stream every LOOK_SECONDS. The thread that answers such a request
+    calls a function for each stream at least every LOOK_SECONDS. The thread that answers a request
     cannot do this while it waits for Triton. So each worker has one thread for all streams.
 
     Thread-safe. The thread is started at the first use, which must be after gunicorn's fork.

@@ -25,7 +25,8 @@ SAMPLED = re.compile(r"00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f][13579bdf]")
 FORWARDED = "X-Request-Start"
 MEGABYTE = 2**20
 # The maximum length of Custom-Attributes in bytes. The reply repeats them, and nginx accepts at
-# most 16 kB of headers of a reply. It limits one line of a request to 8 kB, but joins several.
+# most 16 kB of headers in a reply. nginx limits each header line of a request to 8 kB, but gunicorn
+# joins several lines with the same name.
 LONGEST_ATTRIBUTES = 8 * 1024
 
 
@@ -51,7 +52,8 @@ class Incoming(flask.Request):
     @cached_property
     def id(self) -> str:
         """Return the request's id. It is in the header X-Request-Id, which nginx sets to the
-        caller's Inference-Id or to a new id. Without nginx, create a new id."""
+        caller's Inference-Id if that is valid, else to a new id. Without this header, create an
+        id."""
         return self.header("X-Request-Id") or uuid.uuid4().hex
 
     @cached_property

@@ -1,7 +1,8 @@
 """Defines the routes of KServe v2: health, the index of the models, and calls to a model at
 /v2/models/MODEL[/versions/VERSION]/…
 
-nginx forwards requests for metadata, configuration and statistics directly to Triton.
+nginx forwards requests for metadata, configuration and statistics directly to Triton, and with
+SERVE_KSERVE=trusted also requests to …/infer.
 """
 
 from collections.abc import Callable

@@ -38,9 +38,9 @@ def ask_manager(
 
 
 def want_model(settings: Settings, name: str) -> None:
-    """Make the model manager begin to load a model. If the manager does not answer in time, do
-    nothing, because Registry calls this function again. Raise the error that says why the model
-    cannot be loaded, or TooLate."""
+    """Make the model manager begin to load a model. If the manager does not answer in time, just
+    return, because Registry calls this function again. Raise the error that says why the model
+    cannot be loaded, or TooLate if the request has no time left."""
     if not is_nameable(name):
         raise ModelNotFound(f"Request for unknown model: {quoted(name)} is not the name of a model")
     seconds = seconds_left(WANT_SECONDS)

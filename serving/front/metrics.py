@@ -55,7 +55,7 @@ class Metrics:
         self.unloads = counter("serve_model_unloads", "Unloads of models, by result", ["result"])
 
     def count(self, source: Incoming, response: Response, seconds: float) -> None:
-        """Count a request that has been answered within `seconds`."""
+        """Count a request that took `seconds` to answer."""
         model = source.model
         version = source.version
         if (model, version) not in self._names:
@@ -66,7 +66,7 @@ class Metrics:
                     model = OTHER
                     version = ""
         self._requests(model, version, response.status_code).inc()
-        # before `_seconds`, because otherwise a scrape could count a miss as a hit (`_hits`)
+        # do this before `_seconds`: otherwise a scrape could count a miss as a hit (monitoring.py)
         for stage, spent in source.timings.items():
             self._stages(model, stage).observe(spent)
         self._seconds(model).observe(seconds)

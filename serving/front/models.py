@@ -56,8 +56,8 @@ example_routes = Blueprint("examples", __name__)
 
 def managed(view: Callable[..., Response]) -> Callable[..., Response]:
     """Wrap a view so that it takes a slot for the request, and requires the header in
-    SERVE_MANAGEMENT_SECRET ("HEADER=VALUE") if that is set. The view may then raise Forbidden or
-    Overloaded."""
+    SERVE_MANAGEMENT_SECRET ("HEADER=VALUE") if that is set. The wrapped view raises Forbidden
+    without this header, and any error of Admission.enter."""
 
     @wraps(view)
     def guarded(**names: str) -> Response:
@@ -93,7 +93,8 @@ def _counted(counter: str) -> Iterator[None]:
 
 @example_routes.post("/examples/<name>/answer")
 def answer_example(name: str) -> Response:
-    """Test the model with its example. Reply with the reason why it fails, or "" if it does not.
+    """Test the model with its example. Reply with the reason of a ModelFailed, or "" if there is no
+    error. Any other error gets the usual reply.
 
     Only the model manager may call this route, so requests through nginx get 404.
     """
@@ -144,7 +145,7 @@ def models() -> Response:
         document["refused"] = refused
     if is_on_demand:
         document["loading"] = table.loading
-        with suppress(ModelNotReady):  # leave the list out if a bucket does not answer in time
+        with suppress(ModelNotReady):  # leave the list out if the manager does not answer in time
             known = ask_manager(services().settings, "GET", "/known", KNOWN_SECONDS)
             document["not_loaded"] = [
                 {"name": name, "bytes": size}
@@ -275,6 +276,6 @@ def page() -> Response:
 
 def _ask(method: str, **fields: str) -> None:
     """Ask the model manager to load or unload a model. Raise the error that it returns, or
-    ModelNotReady."""
+    ModelNotReady if it does not answer."""
     settings = services().settings
     ask_manager(settings, method, "/models", settings.load_timeout + MANAGER_MARGIN, **fields)

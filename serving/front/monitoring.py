@@ -44,7 +44,7 @@ class Monitoring:
 
     def check(self) -> None:
         """Raise TritonUnavailable if Triton is not live, or else the error that Models.unready
-        returns. Wait for ANSWER_SECONDS at most."""
+        returns, if any. Wait for ANSWER_SECONDS at most."""
         self.check_live()
         if error := self.registry.table.look().unready():
             raise error
@@ -61,8 +61,8 @@ class Monitoring:
             raise TritonUnavailable("tritonserver answers but is not live")
 
     def check_model(self, name: str, version: str | None = None) -> None:
-        """Raise TritonUnavailable if Triton is not live, or else the error that says why the model
-        is not ready. Wait for ANSWER_SECONDS at most."""
+        """Raise TritonUnavailable if Triton is not live. If the model or this version of it is not
+        ready, raise the error that says why. Wait for ANSWER_SECONDS at most."""
         self.check_live()
         self.registry.check(name, version)
 
@@ -77,8 +77,8 @@ class Monitoring:
 
     def scrape(self, own: CollectorRegistry, in_flight: int) -> bytes:
         """Return the metrics in Prometheus' text format. First come this project's metrics, summed
-        over all of gunicorn's workers, then those of Triton, if Triton answers. `own` are the
-        metrics of this worker, which are used only if workers do not share files."""
+        over all of gunicorn's workers, then those of Triton, if Triton answers. If the workers do
+        not share files, the metrics of this worker, `own`, are returned instead of the sums."""
         try:
             triton = self.registry.gateway.metrics()
             is_up = True
@@ -139,7 +139,7 @@ def _of_models(table: Models) -> list[Metric]:
 
 def _hits(counted: Iterable[Metric]) -> Metric:
     """Return a counter of the requests that found their model loaded. It is the number of requests
-    whose model was found, less those that waited for it, so counting a request takes no longer."""
+    whose model was found, less those that waited for it, so no request has to count it."""
     hits = 0.0
     for sample in chain.from_iterable(metric.samples for metric in counted):
         if sample.labels.get("model"):

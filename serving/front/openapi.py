@@ -1,5 +1,5 @@
-"""Defines the route /openapi.json, and the routes that the web page for trying the models uses.
-(nginx serves the page itself, which is in page/.)
+"""Defines the route /openapi.json, and the routes that exist only for the web page for trying the
+models. (nginx serves the page itself, which is in page/.)
 
 The document is generated from the code and the routes that the settings turn on, so it does not
 depend on the models that are served.
@@ -49,13 +49,13 @@ TEXT: JsonObject = {"type": "string"}
 FILE: JsonObject = {"type": "string", "format": "binary", "minLength": 1}
 SOME_TEXT: JsonObject = {"type": "string", "minLength": 1}
 OBJECT: JsonObject = {"type": "object"}
-# the shapes that the body of a request to /invocations may have, besides Instances
+# the shapes that a JSON object sent to /invocations may have, besides Instances
 SHAPES = (Inputs, DataframeRecords, DataframeSplit, Payload, Tensors, Flat)
 APIS = {shown_path(rule): body for rule, body in BODIES.items()}
-# the bodies of routes that accept only one shape
+# the bodies of routes that accept only one shape of JSON
 JSON_BODIES: dict[str, type] = {**APIS, "/models": Load, INDEX: RepositoryIndex}
 OPERATIONS = ("/ping", "/metrics", "/execution-parameters")
-OPENAI_FORM = "OpenAI"  # the names of responses in OpenAI's format begin with this
+OPENAI_FORM = "OpenAI"  # the names of errors in OpenAI's format begin with this
 SWAGGER_UI = ("swagger-ui.css", "swagger-ui-bundle.js")
 
 openapi_routes = Blueprint("openapi", __name__)
@@ -220,8 +220,8 @@ def _reply(path: str, method: str) -> JsonObject:
 
 
 def _schemas(clients: JsonObject) -> dict[str, JsonObject]:
-    """Return the schemas of errors, of each shape of a JSON body, and of the instances of each
-    client."""
+    """Return the schemas of errors, of each shape of a JSON body, and, for each client, of a body
+    with `instances`."""
     shapes = (*SHAPES, Instances, *dict.fromkeys(JSON_BODIES.values()))
     _, schemas = schema_components(shapes, ref_template="#/components/schemas/{name}")
     of_instances = schemas.pop("Instances")
@@ -236,8 +236,8 @@ def _schemas(clients: JsonObject) -> dict[str, JsonObject]:
     error = _object(message=TEXT, type=TEXT, code=TEXT)
     schemas[f"{OPENAI_FORM}Error"] = _object(error=error)
     for name, client in clients.items():
-        # Leave out the defaults, because generated API clients would send all of them. But a model
-        # may have other defaults, and a text task accepts only some of the parameters.
+        # Leave out the defaults, because generated API clients would send all of them, although a
+        # model may have other defaults, and a text task accepts only some of the parameters.
         parameters = {
             parameter.name: parameter.schema() | {"description": parameter.help}
             for parameter in client.parameters

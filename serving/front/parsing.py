@@ -16,7 +16,7 @@ from serving.request import PATH, RESERVED, Request, Target
 
 def read_request(source: Incoming, body: Body, route: Target) -> Request:
     """Convert the request that Flask received to a Request. `route` is the model that the path or
-    the header Target-Model names. Raise InvalidRequest."""
+    the header Target-Model names. Raise InvalidRequest for the reasons that `_target` lists."""
     app = services()
     accept = source.header("Accept")
     query: Mapping[str, str] = {}
@@ -43,8 +43,9 @@ def _target(
     attributes: Mapping[str, str], query: Mapping[str, str], body: Body, route: Target
 ) -> Target:
     """Return the model and version that the request names. A model in the path overrides all other
-    names. Otherwise, raise InvalidRequest if two parts of the request name different models. In
-    either case, raise it if they name different versions.
+    names. Otherwise, raise InvalidRequest if two parts of the request name different models. Also
+    raise it if they name different versions, if one part names two models, or if no part names a
+    model and the query string has `model`.
 
     In a body of lines, a line that disagrees is answered with an error line instead
     (bodies/lines.py).
@@ -60,7 +61,7 @@ def _target(
         in_body = replace(in_body, name=None)
     targets = [route, *others]
     if isinstance(body, JsonLines):
-        # the first line may only name a model or version that no other part of the request names
+        # use what the first line names only if no other part of the request names it
         in_body = in_body.without(Target.agreed(targets, route.source))
     target = Target.agreed([*targets, in_body], route.source)
     if target.name is None and "model" in query:

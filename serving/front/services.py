@@ -78,9 +78,9 @@ class Services:
         """Return freed memory to the system, whenever the worker has been idle for a while or has
         freed a lot of memory. Runs in a separate thread and never ends.
 
-        Until then, the worker keeps the memory for the next request, because page faults took two
-        fifths of its time with images. After 16 callers have sent photos of 12 megapixels, two idle
-        workers hold 120 MB with this method, and 390 MB without it.
+        Until then, the worker keeps the memory for the next request. Otherwise, page faults would
+        take two fifths of its time with images. After 16 callers have sent photos of 12 megapixels,
+        two idle workers hold 120 MB with this method, and 390 MB without it.
         """
         libc = ctypes.CDLL(None)
         trimmed = 0.0

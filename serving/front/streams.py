@@ -87,8 +87,8 @@ def response_of(source: Incoming, reply: Reply) -> Response:
     length = len(reply.content)
     if connection is None or length <= KEPT:
         return Response(reply.content, content_type=reply.content_type, headers=dict(reply.headers))
-    # The caller gets the time for all pieces that nginx buffers, because nginx reads the next piece
-    # only after it has passed on everything in its buffer.
+    # Allow WRITE_SECONDS for one piece and for each that nginx has buffered, because nginx reads
+    # the next piece only after it has passed on everything in its buffer.
     connection.settimeout(WRITE_SECONDS * (1 + KEPT // PIECE))
     headers = {**reply.headers, "Content-Length": str(length)}
     return Ending(_all_pieces(reply.content), content_type=reply.content_type, headers=headers)
@@ -111,7 +111,7 @@ def _pieces(content: bytes) -> Iterator[bytes]:
 class Ending(Response):
     """A response that is sent in pieces. It closes itself, once, right after its last piece, before
     gunicorn does. So the slot of a chunked stream is free before the caller sees the stream's end.
-    A reply with a Content-Length ends for the caller with its last piece, just before."""
+    For a reply with a Content-Length, the caller sees the end just before the slot is free."""
 
     has_ended = False
 
@@ -128,7 +128,7 @@ class Ending(Response):
 def _first_line(job: Job, results: Iterator[Any]) -> tuple[list[bytes], str]:
     """Wait for the first response. Return a list with its line, and the version of the model that
     answered. If the model ends the stream without a response, return an empty list and "". Raise a
-    ServingError."""
+    ServingError or BackendDied."""
     for result in results:
         return [job.line(result)], result.version
     return [], ""
@@ -137,8 +137,8 @@ def _first_line(job: Job, results: Iterator[Any]) -> tuple[list[bytes], str]:
 def _events(
     job: Job, run: Run, lines: Iterator[bytes], report: Callable[[BackendDied], ServingError]
 ) -> Iterator[bytes]:
-    """Yield the pieces of an event for each line. If an error occurs, yield it as the last
-    event."""
+    """Yield the pieces of an event for each line. If an error occurs, yield it as the last event,
+    unless the caller has disconnected."""
     event, error_event = FORMATS[job.request.stream]
     try:
         for line in lines:
@@ -149,7 +149,7 @@ def _events(
 
 
 def _event(event: bytes) -> Iterator[bytes]:
-    # twice, because the line that was formatted as the event still exists
+    # reserve twice its size, because the line that it was made from is still in memory
     with reserve(2 * len(event), "an event of the stream"):
         yield from _pieces(event)
 
@@ -157,8 +157,9 @@ def _event(event: bytes) -> Iterator[bytes]:
 def _last_error(
     request_id: str, error: Exception, report: Callable[[BackendDied], ServingError]
 ) -> bytes:
-    """Log the error that ends a stream, and return its JSON, which is the last event. Flask's
-    request has already ended, so its id is added to the log line here."""
+    """Log the error that ends a stream, and return its JSON for the last event. If it is
+    BackendDied, also `report` it. Flask's request has already ended, so its id is added to the log
+    line here."""
     about = {"request_id": request_id}
     if isinstance(error, BackendDied):
         error = report(error)

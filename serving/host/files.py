@@ -40,7 +40,7 @@ class ProcessStatus:
 
 
 def write_status(file: Path, stage: str, processes: Mapping[str, ProcessStatus]) -> None:
-    """Write the status of the processes. Raise OSError."""
+    """Write the status of the processes. Raise OSError if the file cannot be written."""
     status = {
         "stage": stage,
         "processes": {name: asdict(process) for name, process in processes.items()},
@@ -59,5 +59,5 @@ def read_status(file: Path) -> dict[str, ProcessStatus]:
 
 
 def read_tritonserver(file: Path) -> ProcessStatus:
-    """Return tritonserver's status, or an empty ProcessStatus if it is unknown."""
+    """Return tritonserver's status, or the default ProcessStatus if it is unknown."""
     return read_status(file).get("tritonserver", ProcessStatus())

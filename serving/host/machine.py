@@ -90,8 +90,8 @@ def shm_size(root: Path = ROOT) -> int:
 
 
 def oom_kills(root: Path = ROOT) -> int | None:
-    """Return how many processes in the control group the OOM killer has killed, or None if that is
-    unknown."""
+    """Return how many processes in this process's control group the OOM killer has killed, or None
+    if that is unknown."""
     files = [folder / "memory.events" for folder in _cgroup_folders(root, "")]
     files += [folder / "memory.oom_control" for folder in _cgroup_folders(root, "memory")]
     for file in files:

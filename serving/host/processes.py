@@ -30,15 +30,15 @@ EXIT_CODE = 49
 
 def dying_with_us(signal_name: str) -> tuple[str, ...]:
     """Return words to put before a command line, which make the kernel send a signal to the new
-    process when this process ends for any reason. Return () if util-linux is missing. (The argument
+    process when this process ends for any reason. Return () if setpriv is missing. (The argument
     preexec_fn of subprocess could do the same, but is not safe in a process with threads.)"""
     return ("setpriv", "--pdeathsig", signal_name, "--") if shutil.which("setpriv") else ()
 
 
 def remove_leftovers(pattern: str, program: str, since: float) -> None:
     """Remove the current user's folders that match the glob `pattern` and were not modified
-    before `since`. Do nothing while another `program` is running, because the folders may belong to
-    it."""
+    before `since`. Do nothing if another process called `program` runs, because the folders may
+    belong to it."""
     folders = glob.glob(pattern)  # noqa: PTH207
     name = f"{program}\n".encode()
     if folders and any(_read(file) == name for file in PROC.glob("[0-9]*/comm")):
@@ -68,7 +68,7 @@ def last_line(output: str) -> str:
 
 def used_by(pid: int) -> int:
     """Return how many bytes of unreclaimable memory a process and its descendants hold. These are
-    the anonymous pages of all of them, and the shared pages of the process itself. Return 0 if the
+    the anonymous pages of all of them, and the shared memory of the process itself. Return 0 if the
     process no longer exists."""
     own = sum(_bytes(process, b"RssAnon:") for process in tree(pid))
     return own + _bytes(pid, b"RssShmem:")
@@ -135,7 +135,7 @@ class Stub:
 
 
 def _stub(pid: int) -> Stub | None:
-    """Return the running stub with this process id, or None if the process is not a stub."""
+    """Return the running stub with this process id, or None if the process is not one."""
     line = _read(PROC / f"{pid}/cmdline").decode("utf-8", "replace")
     words = line.split("\0")[:-1]
     if len(words) < FEWEST_WORDS or Path(words[0]).name != PROGRAM:

@@ -128,8 +128,8 @@ def version() -> str:
 def with_stub_wait(environ: Mapping[str, str], prefix: str = sys.prefix) -> dict[str, str]:
     """Return `environ` with a variable that preloads the library built from backends/stub_wait.c,
     which makes the Python backend wait for a paused stub. Return `environ` unchanged if the library
-    was not verified with the installed version of Triton. Raise FileNotFoundError if the library is
-    missing."""
+    was not verified with the installed version of Triton. Otherwise, raise FileNotFoundError if it
+    is missing."""
     if version() != STUB_WAIT_VERSION:
         return dict(environ)
     library = Path(prefix) / "triton/stub_wait.so"
@@ -141,8 +141,7 @@ def with_stub_wait(environ: Mapping[str, str], prefix: str = sys.prefix) -> dict
 
 
 def _prepended(folders: list[Path], existing: str) -> str:
-    """Return the search path `existing` with `folders` added at the beginning. Remove
-    duplicates."""
+    """Return the search path `existing` with `folders` moved or added to its beginning."""
     names = [str(folder) for folder in folders]
     kept = [name for name in existing.split(os.pathsep) if name and name not in names]
     return os.pathsep.join(names + kept)

@@ -20,11 +20,11 @@ ROOT = Path(__file__).resolve().parents[2]
 TEMPLATE = ROOT / "nginx.conf"
 SECTION = re.compile(r"^ *\{\{#(\w+)\}\}\n(.*?)^ *\{\{/\1\}\}\n", re.MULTILINE | re.DOTALL)
 FEWEST_REQUESTS = 512  # lower bound of nginx's limit of requests, if it has enough connections
-# Maximum number of simultaneous uploads of 4 MB or more, which nginx keeps in files. The limit is
-# lower if the memory for requests cannot hold MOST_UPLOADS bodies of the maximum size.
+# Maximum number of simultaneous uploads of 4 MB or more, or of unknown length. The limit is lower
+# if the memory for requests cannot hold MOST_UPLOADS bodies of the maximum size.
 MOST_UPLOADS = 64
 NGINX_FOLDERS = "/usr/sbin:/usr/local/sbin"  # these are not on every user's PATH
-USUAL_CONNECTIONS = 4096  # connections of an nginx worker, including those of idle callers
+USUAL_CONNECTIONS = 4096  # connections of an nginx worker, idle ones included, unless it needs more
 NGINX_LOG_LEVELS = {
     "debug": "info",
     "info": "warn",
@@ -94,9 +94,9 @@ def nginx(
 def nginx_configuration(settings: Settings) -> str:
     """Return the text of nginx.conf, made from the template. {{name}} is replaced by its entry in
     `values`, or else by the setting of that name. A section {{#name}} … {{/name}} is removed if the
-    value for `name` is false. To allow nginx its connections, set the limit of open files, and
-    raise SettingsError if that fails."""
-    # each worker of nginx can hold twice as many requests as the Flask app admits
+    value for `name` is false. Set the limit of open files, which nginx inherits. Raise
+    SettingsError if the hard limit is too low."""
+    # each worker of nginx should be able to hold twice as many requests as the Flask app admits
     wanted = max(USUAL_CONNECTIONS, 2 * FILES_PER_REQUEST * settings.max_concurrency)
     connections = min(set_file_limit(settings.max_concurrency) - OWN_FILES, wanted)
     values = {
@@ -139,10 +139,9 @@ def nginx_configuration(settings: Settings) -> str:
 
 
 def own_hosts(settings: Settings) -> str:
-    """Return a regular expression for valid `Host` headers. Any header is valid unless nginx
-    listens on a loopback address. Then the header must name this machine or one of the origins in
-    SERVE_ORIGINS. It may also be missing: browsers always send it, so other programs may omit
-    it."""
+    """Return a regular expression for valid `Host` headers. If nginx listens on a loopback address,
+    the header must name this machine or one of the origins in SERVE_ORIGINS, or be missing: the
+    restriction is for browsers, which always send it. Otherwise, any header is valid."""
     if not is_loopback(settings.host):
         return "^"
     ours = [bracketed(settings.host), "localhost", "127.0.0.1", "[::1]"]

@@ -23,8 +23,8 @@ ROOT = Path(__file__).resolve().parents[2]
 AGENT = "start-amazon-cloudwatch-agent"
 AGENT_FOLDER = "/opt/aws/amazon-cloudwatch-agent/bin"  # where AWS's package installs it
 AGENT_TEMPLATE = Path(__file__).with_name("cloudwatch.json")
-# Seconds that tritonserver gets to exit. By then all requests have been answered, so it would only
-# wait for instances that hang or have died.
+# Maximum seconds that tritonserver gets to exit. nginx and gunicorn are stopped first, so it would
+# only wait for instances that hang or have died.
 EXIT_SECONDS = 5
 # Threads for each model of a Python backend if calls load the models. There may be 1,000 models,
 # which is too many for Triton's default of 32 threads each.
@@ -34,9 +34,9 @@ LOADS_AT_ONCE = 32  # models that Triton loads at the same time if calls load th
 # they spin for 2^28 cycles (0.1 s) after each product of large matrices (OpenBLAS's blas_server.c),
 # although other threads may need the processors.
 OPENBLAS_SPINNING = "16"
-# How often idle threads of OpenMP check whether the next operator has begun before they sleep.
-# 10,000 checks last from one operator of a network to the next. The default is 300,000
-# (GOMP_SPINCOUNT in libgomp's manual).
+# How many times an idle thread of OpenMP checks for work before it sleeps. 10,000 checks last from
+# one operator of a network to the next. The default is 300,000 (GOMP_SPINCOUNT in libgomp's
+# manual).
 OPENMP_SPINNING = "10000"
 # Lines of tritonserver's output that are dropped: the usage, which would hide the message about an
 # invalid option; empty lines and tables; messages of the library evhtp about connections on a Unix
@@ -83,7 +83,7 @@ def all_processes(
 
 
 def gunicorn(settings: Settings, environ: Mapping[str, str]) -> Process:
-    """Describe gunicorn's process, and empty the folder of its counts, so that they begin at 0. A
+    """Describe gunicorn's process, and empty the folder of its metrics, so that they begin at 0. A
     worker accepts no more connections than it has threads, so that no request waits for a busy
     worker while another worker is free. gunicorn itself replaces workers that hang."""
     flags = {
@@ -177,8 +177,9 @@ def triton(
     settings: Settings, environ: Mapping[str, str], gpus: Callable[[], int] = gpu_count
 ) -> Process:
     """Describe tritonserver's process, and create its folders. The names of its files in /dev/shm
-    begin with a unique prefix, which is written to `shared_memory_file`, so that the files can be
-    removed if it is killed."""
+    begin with a unique prefix, so that they can be removed if it is killed. Write the prefix to
+    `shared_memory_file`, because the Flask app uses it too. Raise FileNotFoundError if a program or
+    library is missing."""
     backends = tritonserver.backend_directory()
     settings.triton_folder.mkdir(mode=0o700, exist_ok=True)
     settings.staged_folder.mkdir(exist_ok=True)
@@ -220,8 +221,8 @@ def triton_flags(settings: Settings, backends: Path) -> dict[str, object]:
         "load-model": "*",
         "backend-directory": backends,
         "allow-metrics": "true",
-        # false if model folders may change, because the server stays ready while it tries a changed
-        # model
+        # false if model folders may change, so that Triton stays ready while a changed model is
+        # tried
         "strict-readiness": str(not settings.policy.copied).lower(),
         # tritonserver continues if a model cannot be loaded; /ping and /models then name the model
         "exit-on-error": "false",

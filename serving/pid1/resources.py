@@ -25,8 +25,8 @@ SHARED_MEMORY = Path("/dev/shm")
 
 
 def set_file_limit(max_concurrency: int) -> int:
-    """Set the limit of open files for this process and all that it starts to MOST_FILES or, if they
-    need more, to that number, but not above the hard limit. Return the new limit. Raise
+    """Set the limit of open files for this process and all that it starts to MOST_FILES or, if
+    requests need more, to what they need, but not above the hard limit. Return the new limit. Raise
     SettingsError if it is too low for `max_concurrency` requests."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     needed = max(FEWEST_FILES, OWN_FILES + FILES_PER_REQUEST * max_concurrency)
@@ -44,7 +44,7 @@ def set_file_limit(max_concurrency: int) -> int:
     return limit
 
 
-# how an error names the variables of a port that has several
+# how error messages name a port's variables, if it has several
 PORT_VARIABLES = {"SAGEMAKER_BIND_TO_PORT": "PORT or SAGEMAKER_BIND_TO_PORT"}
 
 
@@ -86,8 +86,8 @@ def new_prefix() -> str:
 def held(prefix: str, folder: Path = SHARED_MEMORY) -> Iterator[None]:
     """Remove files that killed servers have left in /dev/shm. They can outlive a container if
     /dev/shm is a volume of its pod, or that of the host. Inside the `with` block, hold a lock that
-    keeps other servers from removing this server's files, which begin with `prefix`. At its end,
-    remove these files."""
+    keeps other servers from removing this server's files, whose names begin with `prefix`. At its
+    end, remove these files."""
     for lock in folder.glob(f"lock-serve-{'[0-9a-f]' * 16}"):
         with contextlib.suppress(OSError), lock.open("r+b") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,7 +1,9 @@
 """Decides when the processes are started, restarted, killed and stopped.
 
-    starting --processes run, /ping answers 200--> ready --a signal in STOP_SIGNALS--> stopping
-        ^------------- a process dies ---------------/
+    starting --processes run, /ping answers 200--> ready
+        ^---- a process dies that is not optional ---/
+
+From either stage, a signal in STOP_SIGNALS or a failure leads to the stage `stopping`.
 
 A process that dies is restarted after a pause, which grows with its deaths in the last minute. A
 process that does not answer its health check (`Process.answers_at`) for `hang_timeout` seconds is
@@ -9,8 +11,8 @@ killed, which counts as a death.
 
 Supervision fails, and the log says why, if a process that is not optional cannot be started or dies
 more than five times in a minute, if it takes too long until the server is ready (again), or if
-/ping says, before the server was ready once, that waiting will not help. Deaths for lack of memory
-do not count, because callers can cause them. Tests replay such events with a fake System.
+/ping says, before the server has ever been ready, that waiting will not help. Deaths for lack of
+memory do not count, because callers can cause them. Tests replay such events with a fake System.
 """
 
 import math
@@ -46,7 +48,7 @@ class _Child:
     process: Process
     pid: int | None = None
     starts: int = 0
-    deaths: list[float] = field(default_factory=list)  # times of deaths within the last WINDOW
+    deaths: list[float] = field(default_factory=list)  # times of deaths that count, within WINDOW
     hangs: bool = False  # whether the process is being killed because it did not answer
     retry_at: float = 0.0
     last_exit: str = ""
@@ -101,7 +103,8 @@ class Supervisor:
         return POLL_INTERVAL if waiting or self._stage != "ready" else IDLE_INTERVAL
 
     def _start_due(self) -> None:
-        """Start each process that is not running and whose pause is over."""
+        """Start each process that is not running and whose pause is over. Raise Failure if a
+        process that is not optional cannot be started."""
         for child in self._children:
             if child.pid is None and self._system.now() >= child.retry_at:
                 try:
@@ -177,8 +180,8 @@ class Supervisor:
         self._system.say(f"{reason}; going on without {child.process.name}", "error")
 
     def _check_readiness(self) -> None:
-        """Log that everything is ready, or why not yet. Raise Failure if waiting will not help or
-        takes too long."""
+        """Enter the stage `ready` if everything is ready. Log that, or at intervals why not. Raise
+        Failure if it takes too long or, before it was ever ready, if waiting will not help."""
         if self._stage == "ready":
             return
         down = [

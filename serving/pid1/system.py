@@ -25,8 +25,8 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 PING_TIMEOUT = 2.0
 ATTEMPTS = 3  # one health check may take 1 / ATTEMPTS of the hang timeout
 PAUSE = 1.0  # seconds between health checks
-# CLOCK_REALTIME_COARSE, the clock from which files get their modification times. It is up to 4 ms
-# behind time.time().
+# CLOCK_REALTIME_COARSE, the clock from which files get their modification times. It is up to one
+# tick of the kernel (1 to 10 ms) behind time.time().
 FILE_CLOCK = 5
 
 
@@ -65,7 +65,7 @@ class HealthCheck(threading.Thread):
 
     `silence` is how many seconds the checks since the server's last response, and the pauses before
     them, have taken. It stays 0.0 until the server has responded for the first time. A check counts
-    for at most its timeout, because it takes longer if the whole container is paused.
+    for at most its timeout, so that a pause of the whole container does not count.
     """
 
     def __init__(
@@ -131,11 +131,12 @@ class System:
         self._signals: queue.SimpleQueue[int] = queue.SimpleQueue()
         self._running: dict[int, _Running] = {}
         self._pumps: dict[str, Pump] = {}
-        # nginx, gunicorn and tritonserver end their own children when they receive SIGTERM
+        # not SIGKILL: at SIGTERM, nginx, gunicorn and tritonserver also end their own children
         self._prefix = dying_with_us("TERM")
 
     def catch_signals(self) -> None:
-        """From now on, put each signal into a queue, from which `wait` returns it."""
+        """From now on, put each stop signal and SIGCHLD into a queue, from which `wait` returns
+        it."""
         for number in (*STOP_SIGNALS, signal.SIGCHLD):
             signal.signal(number, lambda received, _frame: self._signals.put(received))
 
@@ -152,7 +153,7 @@ class System:
 
     def start(self, process: Process) -> int:
         """Start the process as the leader of a new process group, and the threads that log its
-        output and check its health. Return its pid. Raise OSError."""
+        output and check its health. Return its pid. Raise OSError if it cannot be started."""
         started = time.clock_gettime(FILE_CLOCK)
         child = subprocess.Popen(
             (*self._prefix, *process.command),

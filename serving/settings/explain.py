@@ -1,5 +1,5 @@
-"""Describes the settings for --help, for --print-config, and in docs/settings.md, which
-`python -m serving.settings.explain` writes. Warns about unknown variables."""
+"""Describes the settings for --help, for --print-config, and for docs/settings.md, the output of
+`python -m serving.settings.explain`. Warns about unknown variables."""
 
 import shlex
 import sys

@@ -57,8 +57,8 @@ class Setting(NamedValue):
 
 def parse_paths(text: str) -> tuple[Path, ...]:
     """Parse a path, several paths separated by colons, or the URL of one bucket. The URL becomes a
-    Path, from which `bucket_url` recreates it without repeated or final slashes. Raise
-    ValueError."""
+    Path, from which `bucket_url` recreates it without repeated or final slashes. Raise ValueError
+    if a path is empty or a URL is wrong."""
     if BUCKET.fullmatch(text):
         return (Path(text),)
     parts = [part.strip() for part in text.split(":")]
@@ -79,7 +79,8 @@ def format_paths(paths: tuple[Path, ...]) -> str:
 
 
 def parse_origins(text: str) -> tuple[str, ...]:
-    """Parse origins, SCHEME://HOST[:PORT], separated by commas. Raise ValueError."""
+    """Parse origins, SCHEME://HOST[:PORT], separated by commas. Raise ValueError if one is
+    wrong."""
     origins = tuple(part.strip().lower() for part in text.split(","))
     for origin in origins:
         if not re.fullmatch(r"https?://([a-z0-9.-]+|\[[0-9a-f:.]+\])(:[0-9]{1,5})?", origin):
@@ -89,7 +90,7 @@ def parse_origins(text: str) -> tuple[str, ...]:
 
 def parse_port_range(text: str) -> tuple[int, ...]:
     """Parse a range of ports, LOW-HIGH, to (low, high). Both ports belong to the range.
-    Raise ValueError."""
+    Raise ValueError if the text is anything else."""
     low, high = map(int, text.split("-"))
     if not 1 <= low <= high <= 65535:
         raise ValueError(text)
@@ -103,16 +104,16 @@ def parse_switch(text: str) -> str:
 
 
 def parse_log_level(text: str) -> str:
-    """Parse the name or the number of a Python logging level. Return its name. A number between two
-    levels counts as the next higher level."""
+    """Return the name of a Python logging level, given its name in any case or its number. A number
+    between two levels counts as the higher level. The result may be invalid."""
     if not text.isdecimal():
         return text.lower()
     return next((name for name, number in LOG_LEVELS.items() if int(text) <= number), text)
 
 
 def parse_header_secret(text: str) -> str:
-    """Check that the text is HEADER=VALUE, and that the value contains only characters that are
-    allowed in a header. Return it unchanged. Raise ValueError."""
+    """Return the text unchanged. Raise ValueError unless it is HEADER=VALUE with a value that may
+    be sent in a header."""
     if not re.fullmatch(r"[A-Za-z0-9-]+=[!-~]([ -~]*[!-~])?", text):
         raise ValueError(text)
     return text

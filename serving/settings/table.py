@@ -503,7 +503,8 @@ class Settings:
     @classmethod
     def from_env(cls, environ: Mapping[str, str], machine: Machine | None = None) -> "Settings":
         """Read the settings from the variables, check them, and replace each "auto" or 0 whose
-        value is already known. Raise a SettingsError that lists all mistakes."""
+        value is already known. Raise a SettingsError that lists all invalid values or, if
+        there are none, all contradictions."""
         values: dict[str, Any] = {}
         mistakes: list[str] = []
         for setting in TABLE:
@@ -517,11 +518,10 @@ class Settings:
         return _by_platform(settings, environ).settled(machine or this_machine())
 
     def settled(self, machine: Machine) -> "Settings":
-        """Return these settings with each 0 or auto that depends on processors, memory, GPUs or
-        other settings replaced by a value. Make the repositories' paths absolute, because child
-        processes run in another folder. Keep an auto for the model repository, which final_folders
-        in serving/repository/layout.py replaces, and those for the run folder and the CPU
-        engine."""
+        """Return these settings with most 0 and auto replaced by values that depend on processors,
+        memory, GPUs or other settings. Make the repositories' paths absolute, because child
+        processes run in another folder. Except in multi-model mode, keep an auto for the model
+        repository, which final_folders in serving/repository/layout.py replaces."""
         workers = self.workers or max(
             1, min(math.ceil(machine.cpus), machine.memory // MEMORY_PER_WORKER, 16)
         )
@@ -532,7 +532,7 @@ class Settings:
             repositories = tuple(path if path == AUTO else path.absolute() for path in repositories)
         device = "gpu" if machine.gpu else "cpu"
         health = "live" if self.policy.by_call else "ready"
-        if 0 in (self.max_body_mb, self.batch_payload_mb):  # bodies of any size
+        if 0 in (self.max_body_mb, self.batch_payload_mb):  # one of them allows bodies of any size
             largest = LARGEST_BODY
         else:  # batch transform's payload must fit
             largest = max(self.max_body_mb, float(self.batch_payload_mb))
@@ -689,7 +689,7 @@ def contradictions(settings: Settings) -> Iterator[str]:
 
 def _contradictions_of_ports(settings: Settings) -> Iterator[str]:
     """Yield an error message for each port except SAGEMAKER_BIND_TO_PORT that is outside
-    SAGEMAKER_SAFE_PORT_RANGE, and for each two equal ports."""
+    SAGEMAKER_SAFE_PORT_RANGE, and for each pair of equal ports."""
     if settings.safe_port_range:
         low, high = settings.safe_port_range
         for name, port in settings.ports.items():
@@ -714,7 +714,7 @@ def _contradictions_of_arguments(settings: Settings) -> Iterator[str]:
 def _exclusive(settings: Settings) -> list[str]:
     """Return which of the settings that exclude each other are set. The first three choose
     different policies for loading models. The last one exposes Triton's names of models, which
-    equal the names that callers know only if models are loaded at startup."""
+    always equal the names that callers know only with the policy AT_START."""
     modes = {
         "SERVE_RELOAD=true": settings.reload == "true",
         "SAGEMAKER_MULTI_MODEL=true": settings.multi_model,
@@ -725,8 +725,8 @@ def _exclusive(settings: Settings) -> list[str]:
 
 
 def _by_platform(settings: Settings, environ: Mapping[str, str]) -> Settings:
-    """Replace settings that are `auto` or not set, and whose values depend on the platform or on
-    other settings. Return the result."""
+    """Return the settings with each auto of SERVE_KSERVE, SERVE_PAGE and SERVE_RELOAD replaced. In
+    batch transform, also replace the request timeout if no variable sets it."""
     set_ = {name for name, value in environ.items() if value.strip()}
     is_open = str(not any(name.startswith("SAGEMAKER_") for name in set_)).lower()
     reloads = str(not _exclusive(settings)).lower()
