@@ -110,8 +110,8 @@ class Watch:
         self._has_taken_up = False
 
     def step(self) -> None:
-        """Check once, and update the table. If tritonserver was restarted, mark all models as
-        loading. When the new tritonserver has loaded them, record which of them are ready."""
+        """Check once, and update the table. If tritonserver has ended, mark its models as loading.
+        When a new tritonserver has loaded them, record which of them are ready."""
         pid = self.manager.pid()
         before = self.manager.models().server
         if pid != before:

@@ -67,7 +67,7 @@ class Examples(threading.Thread):
         0."""
 
         def with_answer(models: Models) -> Models:
-            """Record the answer, unless the model or tritonserver has been replaced since."""
+            """Add the answer to the table, unless the model or tritonserver has been replaced."""
             latest = models.latest(entry)
             if models.server != server or latest is None:
                 return models

@@ -136,7 +136,8 @@ class Manager:
     @contextmanager
     def changing(self, name: str, seconds: float | None = None) -> Iterator[None]:
         """Hold the model's lock, so that only one thread loads, unloads or recovers the model. Wait
-        up to `seconds` for the lock (default: the time limit of a load). Raise TritonTimeout."""
+        up to `seconds` for the lock (default: the time limit of a load), and raise TritonTimeout if
+        it is still held then."""
         if seconds is None:
             seconds = self.load_timeout
         lock = self._changing.setdefault(name, threading.Lock())
@@ -197,8 +198,8 @@ class Manager:
         """Wait until the calls in flight have ended, make Triton unload the model, and remove it
         from the table.
 
-        While it unloads a model, Triton waits for a process that hangs, and forever for one that
-        has died. So if the unload takes longer than UNLOAD_SECONDS, kill the model's processes and
+        Triton's unload lasts as long as a process of the model hangs, and never ends if one has
+        died. So if the unload takes longer than UNLOAD_SECONDS, kill the model's processes and
         call `unload_dead`. If that does not help, kill tritonserver. Triton also waits until a load
         of the model has ended. So if the model is still being loaded after STUB_SECONDS, first end
         the load (`_end_load`). Raise TritonTimeout or TritonUnavailable.
@@ -261,7 +262,7 @@ class Manager:
 
     def _states(self, entry: Entry) -> set[str]:
         """Return the states that Triton reports for the versions of the model and, for an archive,
-        of its parts. Ignore parts that are READY."""
+        of its parts. Leave out the state READY of parts."""
         names = self.staged_names(entry)
         versions = [version for version in self.index() if version.name in names]
         return {v.state for v in versions if v.name == entry.triton_name or v.state != "READY"}
@@ -333,7 +334,8 @@ class Manager:
         """Return the versions of a model that a new tritonserver has loaded, or () while it is
         still loading them. If it could not load the model, try once more, because the index does
         not contain every reason, and because ONNX Runtime may be able to load a model that OpenVINO
-        rejects. `states` maps the versions to their states in the index. Raise LoadFailed."""
+        rejects. Raise LoadFailed if that fails too. `states` maps the versions to their states in
+        the index."""
         if ready := tuple(number for number, state in states.items() if state == "READY"):
             return ready
         if not {"LOADING", "UNLOADING"}.isdisjoint(states.values()):

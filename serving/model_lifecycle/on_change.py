@@ -55,9 +55,9 @@ class Rejected(Exception):
 
 @dataclass(frozen=True)
 class ModelFolder:
-    """A model folder. `parts` are the models that it calls. `clients` is the folder of shared
-    clients if the model's client is one of them, else None. A changed model is served from its
-    `copy`."""
+    """A model folder. `parts` are the models that the model calls. `clients` is the folder of
+    shared clients if the model's client is one of them, else None. `copy` is the copy from which a
+    changed model is served."""
 
     folder: Path
     signature: str
@@ -156,9 +156,9 @@ class OnChange(Policy):
 
     def _change(self, unit: Collection[str], folders: Mapping[str, ModelFolder]) -> None:
         """Check the models in `folders`, and serve them. Stop serving the other models of the
-        `unit`, which were removed or are no longer wanted. Raise Rejected, or TritonUnavailable if
-        Triton is not running."""
-        self.manager.gateway.is_live()  # raises an error if Triton is not running
+        `unit`, which were removed or are no longer wanted. Raise Rejected if a model cannot be
+        served, or TritonUnavailable or TritonTimeout if Triton does not answer."""
+        self.manager.gateway.is_live()  # raises an error if Triton does not answer
         if folders:
             load = secrets.token_hex(8)
             models = [self._with_copy(folders[name], load) for name in _parts_first(folders)]
@@ -251,8 +251,8 @@ class OnChange(Policy):
 
 @lru_cache(maxsize=4096)
 def _config(folder: Path, state: str, device: str) -> Any:
-    """Return the configuration of a model folder. `state` is the folder's signature, so that a
-    cached result is not used after the folder has changed."""
+    """Return the configuration of a model folder. `state` is the folder's signature; it is only
+    part of the cache's key, so that a changed folder is read again."""
     try:
         return read_config(folder, device)
     except Unreadable:  # reported when the model is checked
@@ -317,7 +317,7 @@ def _names(models: Iterable[ModelFolder]) -> str:
 
 def _copy(models: Iterable[ModelFolder]) -> None:
     """Copy the model folders, because they may change while they are checked and served. Raise
-    Rejected."""
+    Rejected if that fails."""
     try:
         for model in models:
             copy_model(model.folder, model.copy, model.clients)
@@ -326,7 +326,8 @@ def _copy(models: Iterable[ModelFolder]) -> None:
 
 
 def _check(settings: Settings, models: Iterable[ModelFolder]) -> None:
-    """Check the copies as `serve --check` does, and log the notes of the survey. Raise Rejected."""
+    """Check the copies as `serve --check` does. Raise Rejected if there are mistakes. Otherwise,
+    log the notes of the survey."""
     names = tuple(model.copy.name for model in models)
     checked = replace(
         settings,

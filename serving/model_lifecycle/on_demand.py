@@ -148,9 +148,9 @@ class OnDemand(OnPost):
         self._publish_loading()
 
     def want(self, name: str) -> None:
-        """Begin to load a model, unless it is loaded or being loaded. Raise ModelNotFound or
-        ModelNotReady or, if the model's last load failed a short while ago and the model has not
-        changed since, the error of that load."""
+        """Begin to load a model, unless it is in the table or its load is in progress or waiting.
+        Raise ModelNotFound or ModelNotReady or, if the model's last load failed a short while ago
+        and the model has not changed since, the error of that load."""
         if name in self._loading or self.manager.get(name):
             return
         found = self._look_ups.find(name)
@@ -237,7 +237,7 @@ class OnDemand(OnPost):
         """Fetch or unpack the model, evict others if it needs their memory, and load it."""
         name, began = found.name, time.monotonic()
         with self._source.archive(found) as archive, self.manager.changing(name):
-            if self.manager.get(name):  # another load has ended, or an unload timed out
+            if self.manager.get(name):  # it was loaded meanwhile, or an unload timed out
                 return
             unpacked = time.monotonic()
             idle = idle_seconds(archive, self.settings.device)
@@ -302,7 +302,7 @@ class OnDemand(OnPost):
         lacking = self._used(pid, name) + needed - self.memory
         sizes = memory_by_model(pid)
         victims: list[Entry] = []
-        # bytes that cannot be freed now; models that are being loaded can be evicted later
+        # bytes that may be freed later, at first those promised to models that are being loaded
         busy = sum(self._promised.values())
         for entry in self._by_last_use():
             if lacking <= 0:
@@ -367,8 +367,8 @@ class OnDemand(OnPost):
             raise OutOfMemory(f"{reason}; restart the container, or give it more memory")
 
     def _unload_victim(self, entry: Entry) -> Entry | None:
-        """Unload the model and return it. Return None if it is in use again, which keeps it loaded,
-        or is no longer ready."""
+        """Unload the model and return it. If it is in use again or no longer ready, return None
+        without unloading it."""
         began = time.monotonic()
         with self.manager.changing(entry.name):
             self._measure(entry)
@@ -411,8 +411,8 @@ class OnDemand(OnPost):
         self, model: Found | Entry, error: ServingError, first: float = FAILED_SECONDS
     ) -> None:
         """Answer calls to the model with `error` for `first` seconds, and for twice as long after
-        each further failure. The time does not double if the load failed only for lack of free
-        memory."""
+        each further failure, up to FAILED_MOST. The time does not double if the load failed only
+        for lack of free memory."""
         rejected = self.manager.models().rejected
         last = max([each.seconds for each in rejected if model.name in each.folders], default=0)
         doubles = last >= first > BUSY_SECONDS
@@ -434,8 +434,8 @@ class OnDemand(OnPost):
         self.manager.write(change)
 
     def _check_rejection(self, found: Found) -> None:
-        """Raise the error with which this model is rejected, and do not look the model up again for
-        UNCHANGED_SECONDS. If the model has changed since, remove the rejection."""
+        """If the model is rejected now, do not look it up again for UNCHANGED_SECONDS, and raise
+        the error. If it has changed since it was rejected, remove the rejection."""
         models = self.manager.models()
         rejected_as = {found.name: found.signature}
         ends = [each.until for each in models.rejected if each.folders == rejected_as]
@@ -462,8 +462,8 @@ def source_of(settings: Settings, served: Callable[[], Collection[Path]]) -> Sou
 
 
 def idle_seconds(archive: Archive, device: str) -> float:
-    """Return after how many seconds without a call the model may be evicted. By then, Triton must
-    have ended all sequences of calls to the model. Raise Unreadable."""
+    """Return after how many seconds without a call the model may be evicted. This is long enough
+    for Triton to have ended all sequences. Raise Unreadable if a configuration cannot be used."""
     configs = [read_config(part, device) for part in archive.parts]
     sequences = [
         sequence_idle_seconds(config) for config in configs if correlation_type(config) is not None

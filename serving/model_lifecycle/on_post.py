@@ -87,8 +87,8 @@ class OnPost(Policy):
         log.info("loaded %s (%s) from %s", target, name, archive.folder)
 
     def unload(self, name: str) -> None:
-        """Unload a model and wait until its memory is free. Raise ModelNotLoaded, TritonTimeout or
-        TritonUnavailable."""
+        """Unload a model, and wait until Triton has unloaded it. Raise ModelNotLoaded,
+        TritonTimeout or TritonUnavailable."""
         # Check this first, because `changing` creates a lock for any name, and a caller could fill
         # the memory with locks for invented names.
         if not self.manager.get(name):
@@ -177,13 +177,14 @@ class OnPost(Policy):
         keep_last(self._measured, key, max(held, self._measured.get(key, 0)))
 
     def held(self, entry: Entry, sizes: Mapping[str, int]) -> int:
-        """Return how many bytes the model's processes hold, given the `sizes` of all models."""
+        """Return how many bytes the model's processes hold. `sizes` maps Triton's names of models
+        to the bytes that their processes hold."""
         return sum(sizes.get(name, 0) for name in self.manager.staged_names(entry))
 
     def _check_names(self, entry: Entry) -> None:
         """Raise ModelAlreadyLoaded if a loaded model already has one of the names that callers use
         for the new model. Raise LoadFailed if Triton already has a model with the name of the new
-        model or of one of its parts, which can happen only without namespaces."""
+        model or of one of its parts, which is likely only without namespaces."""
         others = self.manager.models().entries.values()
         for other in others:
             if known := {other.target, other.name} & {entry.target, entry.name}:
@@ -199,8 +200,8 @@ class OnPost(Policy):
                 )
 
     def _load(self, entry: Entry, names: Mapping[Path, str], root: Path) -> tuple[str, ...]:
-        """Stage the archive's folders and make Triton load them. Return the versions that were
-        loaded."""
+        """Stage the archive's folders and make Triton load them. Return the versions of the model
+        or the ensemble that were loaded. Raise a ServingError."""
         inner = {folder.name: name for folder, name in names.items() if name != entry.triton_name}
         try:
             for folder, name in names.items():
@@ -246,7 +247,8 @@ def shortfall(limit: int, used: int, needed: int) -> str:
 
 
 def estimate(archive: Archive, device: str) -> int:
-    """Estimate how many bytes of memory the archive's models will use. Raise LoadFailed."""
+    """Estimate how many bytes of memory the archive's models will use. Raise LoadFailed if a
+    configuration cannot be used."""
     try:
         return sum(memory_of(part, read_config(part, device)) for part in archive.parts)
     except Unreadable as err:
@@ -283,7 +285,7 @@ def triton_names(archive: Archive, target: str, namespaces: bool) -> dict[Path, 
 def triton_name(target: str) -> str:
     """Return Triton's name for a Target-Model. Replace unusual characters, because Triton's HTTP
     endpoint cannot find names with a slash, and its Python backend cannot find names with a space.
-    If that changes the name, append a digest to make it unique."""
+    Shorten long names. If the name has changed, append a digest to make it unique."""
     # leading dots are removed, because the name ".." would refer to another folder
     name = re.sub(r"[^A-Za-z0-9._-]", "_", target)[:100].lstrip(".")
     return name if name == target else f"{name}-{digest(target)[:8]}"

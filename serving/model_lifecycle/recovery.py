@@ -1,8 +1,8 @@
 """Recovers models whose processes have died, if possible without affecting the others.
 
-When a call reports a dead process, or a check finds one, Triton unloads and loads that model again.
-A model whose processes die too often is unloaded, and loaded again later. After MOST_RELOADS
-reloads, tritonserver is restarted.
+If a call reports a dead process, or a check finds one, its model is unloaded and loaded again. A
+model whose processes die too often is unloaded, and loaded again later. After MOST_RELOADS reloads,
+tritonserver is restarted at the next crash.
 
 model_status/states.py defines the states, and explains why a model with a dead process must be
 reloaded before it can be unloaded.
@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 LOOK_SECONDS = 2.0
 WINDOW = 60.0
 # How often a model may crash within WINDOW seconds. It is more than once, because callers retry, so
-# that a request which crashes its model may arrive several times.
+# a request that crashes its model may arrive several times.
 CRASHES_ALLOWED = 3
 # For how many seconds a model is refused. The time doubles each time, up to REFUSED_MOST.
 REFUSED_SECONDS = 300.0
@@ -106,8 +106,9 @@ class Recovery:
     def _owner(self, names: list[str], details: str) -> Entry | None:
         """Return the model, or the part of an ensemble, whose process has died. `names` are the
         models that the call used, and `details` is Triton's message, which may quote the name of
-        the process. If no model has the quoted name, return the first one. Return None if the
-        message quotes no name; then only a check of the processes can find the model."""
+        the process. If that process belongs to none of them, return the first one that is not the
+        ensemble. Return None if the message quotes no name; then only a check of the processes can
+        find the model."""
         if "'" not in details:
             return None
         called = names[1:] or names  # an ensemble itself has no process
@@ -152,7 +153,7 @@ class Recovery:
             threading.Thread(target=self._recover, args=(entry,), daemon=True).start()
 
     def _recover(self, entry: Entry) -> None:
-        """Move the model from state to state until it waits for an event from another thread."""
+        """While the model's state is one of those in `_work`, do what that state requires."""
         manager = self._manager
         try:
             with manager.changing(entry.name):
@@ -168,7 +169,8 @@ class Recovery:
             manager.move(entry, Event.INTERRUPTED)
 
     def _reload(self, entry: Entry) -> None:
-        """Reload the model. If that fails, refuse it. Raise TritonTimeout or TritonUnavailable."""
+        """Reload the model. If Triton cannot load it, refuse the model. Raise TritonTimeout or
+        TritonUnavailable."""
         began = time.monotonic()
         try:
             versions = self._manager.reload(entry)

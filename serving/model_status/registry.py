@@ -30,7 +30,7 @@ from serving.triton.gateway import TritonGateway
 
 log = logging.getLogger(__name__)
 # The type of Slot.keep (front/admission.py), which keeps a model loaded. Its parameters are the
-# model's name and the column of the model's counter in the leases.
+# model's name and a column of the leases: that of the model's counter, or WAITING.
 Keep = Callable[[str, int], None]
 LOOK_SECONDS = 0.02  # seconds between checks whether a model that is being loaded is ready
 WANT_SECONDS = 0.5  # seconds between requests to the manager to load that model
@@ -71,9 +71,9 @@ class Registry:
         else the only model. In on-demand mode, wait until the model is loaded, within the context
         `waiting`, which measures the time.
 
-        Raise a ServingError. If the `with` block raises BackendDied, report the death to the
-        manager and raise ModelRestarting. If the block raises ModelNotReady and the table of models
-        has a more specific error, raise that instead.
+        Raise a ServingError if the model is not ready. If the `with` block raises BackendDied,
+        report the death to the manager and raise ModelRestarting. If the block raises ModelNotReady
+        and the table of models has a more specific error, raise that instead.
         """
         name = name or self._only_of(tasks) or self.default or self._only_name()
         if self._want:
@@ -93,8 +93,8 @@ class Registry:
             raise
 
     def _kept(self, keep: Keep, name: str, version: str | None) -> Entry:
-        """Return the model's entry after calling `keep`. Raise an error if the model is not
-        ready."""
+        """Return the model's entry after calling `keep`. Raise an error if the model is not ready
+        or does not have the version."""
         models = self.table.look()
         entry = self._ready(models, name, version)
         keep(entry.name, entry.column)
@@ -173,8 +173,8 @@ class Registry:
         return count
 
     def index(self) -> dict[str, list[IndexEntry]]:
-        """Return Triton's index entries, one per version, keyed by Entry.name. A model that is
-        being loaded may have none."""
+        """Return the entries of each model in Triton's index, one per version. The keys are
+        Entry.name. A model that is being loaded may have no entries."""
         models = self.table.look()
         versions: dict[str, list[IndexEntry]] = {name: [] for name in models.current}
         try:
@@ -187,8 +187,8 @@ class Registry:
         return versions
 
     def get(self, name: str) -> ServedModel:
-        """Return the model called `name`. The first call creates its client. Raise a
-        ServingError."""
+        """Return the model called `name`. The first call creates its client. Raise a ServingError
+        if the model is not ready."""
         return self._served[self._ready(self.table.look(), name).key]
 
     def check(self, name: str, version: str | None = None) -> None:
@@ -248,6 +248,6 @@ class Registry:
 def _no_version(entry: Entry, version: str) -> InvalidRequest | VersionNotFound:
     """Return the error for a version that the model does not have."""
     text = f"model '{entry.triton_name}' has no version {quoted(version)}"
-    if entry.target:  # for an archive, SageMaker takes a 404 to mean that it is not loaded
+    if entry.target:  # SageMaker takes a 404 to mean that the archive is not loaded
         return InvalidRequest(f"{text}; leave it out for the latest")
     return VersionNotFound(f"{text}; its versions are: {', '.join(entry.versions)}")

@@ -32,16 +32,16 @@ log = logging.getLogger(__name__)
 
 @lru_cache(maxsize=4096)
 def _row_size(spec: TensorSpec) -> tuple[int, int]:
-    """Return the size in bytes of one row of a tensor, counting dynamic dimensions and the length
-    of each string as 1, and the number of dynamic dimensions."""
+    """Return two numbers: the size in bytes of one row of a tensor, if each dynamic dimension and
+    the length of each string is 1, and the number of dynamic dimensions."""
     fixed = [size for size in spec.shape if size != -1]
     dynamic = len(spec.shape) - len(fixed)
     return SIZES.get(spec.datatype, 1) * prod(fixed), dynamic
 
 
 def _row_bytes(specs: Iterable[TensorSpec], shape: Sequence[int]) -> int:
-    """Return the size in bytes of one row of all tensors together. The last dimensions of `shape`
-    are used as the lengths of the dynamic dimensions."""
+    """Return the size in bytes of one row of all tensors together. If a tensor has N dynamic
+    dimensions, assume that they are as long as the last N dimensions of `shape`."""
     total = 0
     for spec in specs:
         size, dynamic = _row_size(spec)
@@ -80,13 +80,13 @@ class ServedModel:
         return self.model.name
 
     def input_bytes(self, shape: Sequence[int]) -> int:
-        """Return the size in bytes of one row of all inputs. `shape` is the shape of any one
-        input's row, and gives the lengths of the dynamic dimensions."""
+        """Estimate the size in bytes of one row of all inputs together. `shape` is the shape of one
+        row of one of them. Assume that all dynamic dimensions are as long as in `shape`."""
         return _row_bytes(self.model.inputs, shape)
 
     def output_bytes(self, names: Collection[str], shape: Sequence[int]) -> int:
-        """Return the size in bytes of one row of the outputs `names` (empty: all outputs). `shape`
-        is the shape of any one input's row, and gives the lengths of the dynamic dimensions."""
+        """Estimate the size in bytes of one row of the outputs `names` together (empty: all
+        outputs). `shape` has the same meaning as in `input_bytes`."""
         outputs = self.model.outputs
         return _row_bytes([spec for spec in outputs if not names or spec.name in names], shape)
 
@@ -110,7 +110,8 @@ class ServedModel:
 
     def example(self) -> bytes:
         """Return an example instance as a caller would send it: the content of example.* in the
-        model's folder, or else the client's example. Raise InvalidRequest if there is none."""
+        model's folder, or else the client's example. Raise InvalidRequest if there is none, or
+        ModelFailed if the client is needed but could not be created."""
         if file := self.example_file():
             return file.read_bytes()
         example: bytes | None = getattr(self.require_client(), "example", None)
@@ -153,15 +154,15 @@ class ServedModels(dict[tuple[str, str, str], ServedModel]):
 
 
 def served_model(gateway: TritonGateway, triton_name: str, folder: Path) -> ServedModel:
-    """Return the model that Triton serves as `triton_name`, with a client created from `folder`.
-    Raise a ServingError."""
+    """Return the model that Triton serves as `triton_name`, with a client created from `folder`, or
+    with a `client_error` if that fails. Raise a ServingError if Triton does not describe it."""
     config = gateway.config(triton_name)
     model = describe_model(triton_name, folder, config)
     parts = configs_of_parts(config, gateway.config)
     sequencing = sequencing_of([config, *parts.values()])
     labels = {}
     for output in config.output:
-        # read the labels as Triton does, but ignore a file outside the model's folder
+        # read the labels as Triton does, but ignore a file that is missing or outside the folder
         with suppress(InvalidRequest, OSError):
             if output.label_filename:
                 labels[output.name] = model.file(output.label_filename).read_bytes().split(b"\n")

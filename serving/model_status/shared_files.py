@@ -65,7 +65,7 @@ class Table:
 
 class Leases:
     """Counters of the requests in flight: a row for each worker that can exist at the same time, a
-    column for each model, and three columns for totals. Each counter has two numbers: the requests,
+    column for each model, and three further columns. Each counter has two numbers: the requests,
     and the bytes of their bodies or, in the column TOTAL, of all the memory that they take. The
     file also records when the last request to each model ended. If `file` is None, nothing is
     shared with other processes."""

@@ -1,4 +1,5 @@
-"""Defines the states of a model, and the events that change them. Standard library only.
+"""Defines the states of a model, and the events that change them. Standard library only. The most
+important changes are:
 
     loading, adding -> ready -> reloading -> reloaded -> ready
                                     |
@@ -15,7 +16,7 @@ it must be reloaded before it can be unloaded. A recovery thread does this while
 from enum import Enum
 
 LOADING = "loading"  # tritonserver is starting, and loads the model
-ADDING = "adding"  # the model is being loaded by a call; callers get ModelNotLoaded
+ADDING = "adding"  # the model is being loaded by a call; Entry.error returns ModelNotLoaded
 READY = "ready"
 FAILED = "failed"  # Triton could not load the model, or the model failed on its example
 RESTARTING = "restarting"  # a process of the model died, and the model waits for a reload
@@ -44,7 +45,7 @@ class Event(Enum):
     """An event that changes a model's state. Its value maps the state before the event to the state
     after it. In any other state, the event changes nothing."""
 
-    # A new tritonserver loads all staged models. A model that is being unloaded may not be staged.
+    # A new tritonserver loads all staged models. A model in UNLOADING might not be staged any more.
     SERVER_STARTED = {state: LOADING for state in STATES if state != UNLOADING}
     # the threads that were loading or recovering models ended with the previous manager
     MANAGER_STARTED = {

@@ -41,14 +41,14 @@ class Entry:
 
     The model's client is created from `folder`. `load_id` is unique to each load; `column` is the
     column of the model's counter in the leases. `parts` are Triton's names for the models that an
-    ensemble calls; `versions` are the versions that Triton has loaded. `target` and `url` are set
-    for an archive, which in on-demand mode may also be a folder, and `source` for any other model.
-    `signature` is set except in multi-model mode.
+    ensemble calls; `versions` are the versions that Triton has loaded. In multi-model and on-demand
+    mode, `target` and `url` are set; in other modes, `source` is set. `signature` is set except in
+    multi-model mode.
 
     `reason` says why the model is not ready. `answered` is true if the model has answered its
     example, or does not need to. A refused model is reloaded at `until`; `refusals` counts how
     often it was refused. A process that died before `began` (time.monotonic) belonged to an earlier
-    load or reload; `crashes` lists the times at which processes have died since.
+    load or reload; `crashes` lists the times of the latest crashes (recovery.py).
 
     `estimated` is how many bytes of memory the model was expected to take, and `bytes` is how many
     it was measured to take. The model may be evicted after `idle` seconds without a call.
@@ -130,8 +130,7 @@ class Models:
     are being fetched, unpacked or loaded on demand, or wait for that. `deaths` counts the processes
     of each model that have died. `server` is tritonserver's process id, and `reloads` counts the
     reloads since tritonserver started. `counts` are the counters of loads on demand. `was_ready` is
-    true once all models have answered their examples. `policy` is the name of the policy that loads
-    the models.
+    true once `unready` has returned None. `policy` is the name of the policy that loads the models.
     """
 
     entries: Mapping[str, Entry] = field(default_factory=dict)
@@ -225,9 +224,9 @@ class Models:
 
     def unready(self) -> ServingError | None:
         """Return the error for which /ping returns 503, or None if every model that should be
-        served is ready. Once the container has been ready, restarting and refused models are
-        ignored as long as other models are served: the platform would replace the container, and
-        the new one would have the same models."""
+        served is ready and has answered its example. Once the container has been ready, ignore
+        restarting and refused models unless all models are in such a state, because the platform
+        would replace the container by one with the same models."""
         entries = self.current
         if not entries:
             text = ": ".join(filter(None, ["no model is served", _reasons(self.rejected)]))

@@ -57,8 +57,9 @@ QUIET = (
 
 
 def main() -> int:
-    """Check all models. Print one line for each mistake, and one for each model that was loaded.
-    Return 1 if anything is wrong, else 0."""
+    """Check the models that are loaded at startup. Print one line for each mistake, and one for
+    each model that was loaded. Return 1 if a model has a mistake, else 0, even if no model could be
+    loaded because there is no tritonserver."""
     signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(128 + signal.SIGTERM))
     settings = Settings.from_env(os.environ)
     if not settings.load_models:  # multi-model or on-demand mode: calls load the models
@@ -89,7 +90,8 @@ def main() -> int:
 
 
 def check_models(settings: Settings, folders: Mapping[str, Path]) -> Iterator[str]:
-    """Yield one line for each mistake, with the model, the file and what is wrong."""
+    """Yield one line for each mistake that is found without tritonserver, with the model, the file
+    and what is wrong."""
     for name, folder in folders.items():
         for file in (folder / CONFIG, *sorted(folder.glob("configs/*.pbtxt"))):
             for source, mistake in _mistakes(name, folder, file, settings):
@@ -117,8 +119,8 @@ def _mistakes(
 
 
 def _mistakes_of_client(model: Model) -> Iterator[str]:
-    """Create the client, compare the tensors that it makes from its example with the inputs in
-    config.pbtxt, and yield the mistakes."""
+    """Create the client, compare the tensors that it makes from the model's example with the inputs
+    in config.pbtxt, and yield the mistakes."""
     file = ServedModel(model).example_file()
     example = file.name if file else "the client's example"
     failure = "the client cannot be made"
@@ -140,8 +142,8 @@ def _mistakes_of_client(model: Model) -> Iterator[str]:
 
 
 def _line_of_client(err: BaseException, folder: Path) -> str:
-    """Return a note with the number of the last line of the model's own client.py in the traceback,
-    or "" if there is none."""
+    """Return a note with the line of the model's own client.py at which the error occurred, or ""
+    if the traceback does not contain that file."""
     frames = traceback.extract_tb(err.__traceback__)
     own = [frame for frame in frames if Path(frame.filename) == folder / CLIENT]
     return f" (line {own[-1].lineno})" if own else ""
@@ -168,7 +170,8 @@ def failures_in_tritonserver(
 ) -> Iterator[tuple[str, str]]:
     """Yield (model, reason) for each model in `folders` that cannot be staged, and for each model
     in `names` that does not load or fails on its example. `folders` contains the models in `names`
-    and all models that they call. Raise FileNotFoundError if there is no tritonserver."""
+    and all models that they call. If tritonserver ends, its last message is the reason for all
+    models that have not been tested. Raise FileNotFoundError if there is no tritonserver."""
     with tempfile.TemporaryDirectory(prefix="serve-check-", ignore_cleanup_errors=True) as scratch:
         run_dir = Path(scratch)
         pending = list(names)

@@ -155,8 +155,8 @@ def served(
     folders: Sequence[Path], default: str = "", load: Sequence[str] = (), device: str = ""
 ) -> Served:
     """Return the models to serve from `folders`: the ones that `default` and `load` name, with the
-    parts of their ensembles, or all models if both are empty. Raise a LayoutError that lists every
-    mistake."""
+    parts of their ensembles, or all models if both are empty. Raise LayoutError if there are
+    mistakes in the layout."""
     _refuse(_mistakes_of_permission(folders))
     warnings: list[str] = []
     final = tuple(_entered(folder, warnings) for folder in folders)
@@ -199,9 +199,9 @@ def _read_configs(
     models: Mapping[str, Path], names: Sequence[str], device: str, example: str
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """Return two dictionaries, keyed by model name. The first contains the configurations of the
-    named models and of the models that they call. The second contains the reason for each
-    configuration that cannot be read. Raise LayoutError if a model that is called does not exist,
-    or if a model has no version."""
+    named models and of the models that they call; those that cannot be read are empty. The second
+    contains the reasons why they cannot be read. Raise LayoutError if a model that is called does
+    not exist, or if a model has no version."""
     mistakes: list[str] = []
     unreadable: dict[str, str] = {}
     configs: dict[str, Any] = {}
@@ -232,8 +232,8 @@ def _refuse(mistakes: Iterable[str], *example: str) -> None:
 
 
 def _mistakes_of_permission(folders: Iterable[Path]) -> Iterator[str]:
-    """Yield a message for each folder that contains files which the current user may not read. That
-    can happen because the image does not run as root, and archives preserve permissions."""
+    """Yield a message for each repository with files or folders that the current user may not read.
+    This can happen because the image does not run as root, and archives preserve permissions."""
     for folder in folders:
         paths = [folder, *folder.rglob("*")] if folder.exists() else []
         closed = [str(path) for path in paths if _is_closed(path)]
@@ -272,7 +272,7 @@ def _entered(folder: Path, warnings: list[str]) -> Path:
 
 
 def _collect(folders: Sequence[Path], warnings: list[str], example: str) -> dict[str, Path]:
-    """Return the folders of all models, keyed by model name. Raise LayoutError."""
+    """Return the folders of all models, keyed by name. Raise LayoutError if there are mistakes."""
     models: dict[str, Path] = {}
     mistakes: list[str] = []
     for folder in folders:

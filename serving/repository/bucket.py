@@ -46,8 +46,8 @@ PAGE = 1_000  # objects that one request lists
 MOST_OBJECTS = 10 * PAGE  # the maximum number of objects listed; a model folder must have fewer
 LIST_SECONDS = 30.0  # seconds for which a list of models is used before it is read again
 PIECE = 2**20  # the minimum size in bytes of the pieces in which an object is written
-# The maximum size of an object's URL in bytes. S3 answers 400 if the key, which is a part of the
-# URL, is longer than that.
+# The maximum size in bytes of the URL of an object that is looked up. S3 answers 400 if the key,
+# which is a part of the URL, is longer than that.
 LONGEST_URL = 1024
 # The reasons to show instead of obstore's error messages, which quote URLs and replies that may
 # contain credentials. The keys are patterns for the beginning of a line in the message; the first
@@ -121,8 +121,8 @@ class BucketSource(Source):
         return {name: sizes[name] for name in sorted(filter(may_be_found, sizes))[:MOST_LISTED]}
 
     def _check_bucket(self) -> None:
-        """Raise obstore's error if there is no bucket. A HEAD request does not say whether the
-        bucket or the object is missing."""
+        """Raise obstore's error if the bucket does not exist or cannot be listed. (A HEAD request
+        does not say whether the bucket or the object is missing.)"""
         if not self._bucket_exists:
             next(iter(obstore.list(self._store, CONFIG)), None)
             self._bucket_exists = True
@@ -135,8 +135,8 @@ class BucketSource(Source):
             return None
 
     def _objects(self, folder: str | None = None) -> list[Any]:
-        """Return the first MOST_OBJECTS objects in the folder, or in the whole bucket if `folder`
-        is None."""
+        """Return the first MOST_OBJECTS objects in the folder, or in the whole model repository if
+        `folder` is None."""
         pages = obstore.list(self._store, folder, chunk_size=PAGE)
         return list(islice(chain.from_iterable(pages), MOST_OBJECTS))
 
@@ -194,8 +194,8 @@ class BucketSource(Source):
 
 
 def _signature(objects: Sequence[Any]) -> str:
-    """Return a fingerprint that changes whenever one of the objects changes, even if the server
-    sends no ETags."""
+    """Return a fingerprint that changes whenever an object changes, is added or is removed, even if
+    the server sends no ETags."""
     return digest("\n".join(sorted(map(str, objects))))
 
 

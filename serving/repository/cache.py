@@ -20,10 +20,10 @@ Write = Callable[[Path, Callable[[int], None]], None]
 
 
 class Cache:
-    """A cache of model folders in `root`, with at most `most` bytes in total (0: half of the space
-    that is free or that the cache takes). The least recently used folders are removed first. The
-    folders of loaded models, which `served` returns, are never removed. Thread-safe, but only one
-    thread at a time may use a key."""
+    """A cache of model folders in `root`, with at most `most` bytes in total (0: half of the sum of
+    the cache's size and the free disk space at startup). The least recently used folders are
+    removed first. The folders of loaded models, which `served` returns, are never removed.
+    Thread-safe, but only one thread at a time may use a key."""
 
     def __init__(self, root: Path, most: int, served: Callable[[], Collection[Path]]) -> None:
         self._root, self._served = root, served
@@ -40,9 +40,9 @@ class Cache:
 
     @contextmanager
     def folder(self, key: str, write: Write) -> Iterator[Path]:
-        """Yield the folder of the model with this key, which is not removed before the `with` block
-        ends. If the folder does not exist, call `write` to create it. Raise the errors of `write`,
-        or OSError."""
+        """Yield the folder of the model with this key. The folder is not removed before the `with`
+        block ends. If it does not exist, call `write` to create it. Raise the errors of `write`, or
+        OSError."""
         folder = self._root / digest(key)
         with self._lock:
             self._in_use.add(folder)

@@ -24,9 +24,9 @@ PER_INSTANCE = 32 * 1024 * 1024
 # the processor. A ResNet-50 of 102 MB takes 2 to 4 times its size.
 PER_BYTE_OF_FILES = 2
 SHARING = "pytorch"  # the backend whose instances share one copy of the weights
-MOST_INSTANCES = 256  # instances of one model, more than machines have processors
+MOST_INSTANCES = 256  # instances of one model; few machines have as many processors
 MOST_THREADS = 1024  # threads of one instance
-MOST_ROWS = 2**20  # maximum of max_batch_size; a sequence batcher allocates a slot for each row
+MOST_ROWS = 2**20  # rows of a batch, or candidate sequences; Triton may allocate a slot for each
 MOST_LEVELS = 1000  # priority levels; Triton allocates a queue for each
 MOST_ELEMENTS = 2**31 - 1  # elements in a row of a tensor; a gRPC message has at most 2 GB
 MOST_WARMUP = 2**27  # elements in a warm-up tensor, which Triton allocates
@@ -39,16 +39,16 @@ THREADS = {
     "INFERENCE_NUM_THREADS",
 }
 EXTENSION = "CPU_EXTENSION_PATH"  # OpenVINO's parameter that names a library
-# Matches valid names of Python models and of their files. The pattern is strict, because Triton
-# starts the stub of such a model through a shell.
+# Matches names of models, instance groups and files with which Triton's Python backend can start a
+# stub. The pattern is strict, because the backend starts the stub through a shell.
 STARTABLE = re.compile(r"[A-Za-z0-9._-]{1,255}")
 # matches valid names from which Triton derives the file name of a library
 _LIBRARY = re.compile(r"(?!\.)[A-Za-z0-9._-]*")
 
 
 def check(folder: Path, config: Any, settings: Settings, root: Path | None) -> None:
-    """Raise ConfigError if the model must not be loaded. If `root` is given, the model comes from
-    an archive: its links, and the files that config.pbtxt names, must be inside that folder."""
+    """Raise ConfigError if the model must not be loaded. If `root` is given, the paths that
+    config.pbtxt names must be inside that folder after links are resolved."""
     _check_versions(folder, config)
     for what, name in _libraries(config):
         if not _LIBRARY.fullmatch(name):
@@ -83,8 +83,8 @@ def loaded_versions(model: Path, config: Any) -> list[Path]:
 
 
 def instances_of(model: Path, config: Any) -> int:
-    """Return how many instances Triton starts for all versions of the model. A group whose count is
-    0 has one instance."""
+    """Return how many instances Triton starts for all versions of the model together. In a group, a
+    count of 0 means 1."""
     counts = [max(1, group.count) * max(1, len(group.gpus)) for group in config.instance_group]
     return (sum(counts) or 1) * max(1, len(loaded_versions(model, config)))
 
@@ -124,8 +124,8 @@ def _check_instances(folder: Path, config: Any, settings: Settings) -> None:
 
 
 def _check_versions(folder: Path, config: Any) -> None:
-    """Raise ConfigError for a version that tritonserver accepts, but on which it would crash or
-    wait forever."""
+    """Raise ConfigError if a version's number is too large for Triton or, for a Python model, if
+    the name of its file is invalid or the file is missing from a version that Triton loads."""
     for version in versions(folder)[-1:]:
         if int(version.name) >= 2**63:
             raise ConfigError(
@@ -151,8 +151,8 @@ def _libraries(config: Any) -> Iterator[tuple[str, str]]:
 
 
 def _numbers(config: Any) -> Iterator[tuple[str, int, int]]:
-    """Yield (name, number, maximum) for each number in the configuration that determines how much
-    memory Triton allocates, or how often it repeats work."""
+    """Yield (name, number, maximum) for numbers in the configuration that determine how much memory
+    Triton allocates, how many threads it starts, or how often it repeats work."""
     sequences = config.sequence_batching
     yield "max_batch_size", config.max_batch_size, MOST_ROWS
     yield "priority_levels", config.dynamic_batching.priority_levels, MOST_LEVELS
@@ -166,7 +166,7 @@ def _numbers(config: Any) -> Iterator[tuple[str, int, int]]:
             yield f"model_warmup '{warmup.name}': the size of '{name}',", size, MOST_WARMUP
     for name in THREADS & config.parameters.keys():
         text = config.parameters[name].string_value
-        if text.isdecimal():  # the backend rejects any other text
+        if text.isdecimal():  # any other text is left to the backend
             yield f"parameter '{name}'", int(text[:20]), MOST_THREADS
 
 
@@ -179,10 +179,10 @@ def _elements(dims: Any) -> int:
 
 
 def _check_files(folder: Path, config: Any, root: Path | None) -> None:
-    """Raise ConfigError if a path in config.pbtxt leads out of the model's folder, or if it is
-    linked to a place outside of `root` (None: any place is allowed), or to a FIFO, a socket or a
-    device. Paths of libraries and packages may lead out of the model's folder. Paths need not
-    exist. The client checks the files that its parameters name (clients/base.py)."""
+    """Raise ConfigError if a path in config.pbtxt is outside the model's folder (libraries and
+    packages may be), resolves to a place outside `root` (None: any place is allowed), or leads to a
+    FIFO, a socket or a device. Paths need not exist. The client checks the files that its
+    parameters name (clients/base.py)."""
     for output in config.output:
         named_file(folder, output.label_filename, root)
     for warmup in config.model_warmup:

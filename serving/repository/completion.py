@@ -3,7 +3,7 @@
 Triton can complete configurations itself, but then it starts each Python-based model twice, and a
 load takes 1.4 s instead of 0.15 s. Triton's completion can only be turned off for all models at
 once. If all backends are Python-based, it is turned off, and a separate process completes each
-configuration: `python -m serving.repository.completion MODEL CONFIG BACKENDS`.
+incomplete configuration: `python -m serving.repository.completion MODEL CONFIG BACKENDS`.
 
 That process calls the function `complete` of this project's backends, or else, as the Python
 backend does, the function `auto_complete_config` of the backend's or the model's code. Classes that
@@ -75,7 +75,8 @@ def main(model: Path, file: Path, backends: Path) -> None:
 
 
 def _completed(config: Any, version: Path, backends: Path) -> Any:
-    """Return the ModelConfig after the code of the backend or of the model has completed it."""
+    """Return the ModelConfig after the code of the backend or of the model has completed it, or
+    unchanged if there is no such code."""
     if not (backend := backend_of(config)):
         found = (name for name, file in FILES.items() if (version / file).exists())
         config.backend = backend = next(found, "")
@@ -106,7 +107,7 @@ def _completed(config: Any, version: Path, backends: Path) -> Any:
 
 
 class _Absent(type):
-    """The metaclass of empty classes, whose class methods all exist and do nothing."""
+    """The metaclass of empty classes. Every attribute of them is a function that does nothing."""
 
     def __getattr__(cls, name: str) -> Callable[..., None]:
         return lambda *_, **__: None

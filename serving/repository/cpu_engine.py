@@ -104,7 +104,7 @@ def choose(requested: str, setting: str, processor: Processor) -> Choice | None:
 
 def fitted(model: Path, settings: Settings, processor: Processor) -> tuple[Any, Choice | None]:
     """Return the ModelConfig with which the model is served on this machine, and the Choice of its
-    engine (None if there was no choice). Raise Unreadable."""
+    engine (None if there was no choice). Raise Unreadable if the configuration cannot be used."""
     file = config_file(model, settings.device)
     config = read_merged(model, file)
     if mistake := mistake_of_packages(model, config) or mistake_of_client(model, config, settings):
@@ -123,7 +123,7 @@ def fitted(model: Path, settings: Settings, processor: Processor) -> tuple[Any, 
     if choice and choice.engine == OPENVINO:
         _use_openvino(config)
         # By default, OpenVINO computes in BF16 if the processor supports BF16. Make it compute in
-        # FP32 if only SERVE_CPU_ENGINE, and not the model's author, has asked for OpenVINO.
+        # FP32 if the model's author has set neither a cpu_engine nor a precision.
         has_precision = PRECISION in config.parameters or BF16_HINT in config.parameters
         if processor.has_own_backend and not requested and not has_precision:
             config.parameters[PRECISION].string_value = "f32"
@@ -152,8 +152,8 @@ def leave_openvino(config: Any, reason: str) -> Choice | None:
 
 
 def engine_of(config: Any) -> str:
-    """Return the engine that config.pbtxt requests, or "" if it requests none. Raise
-    ConfigError."""
+    """Return the engine that config.pbtxt requests, or "" if it requests none. Raise ConfigError if
+    there is no such engine."""
     engine = parameter_of(config, PARAMETER)
     if engine not in ("", AUTO, *NAMES):
         raise ConfigError(

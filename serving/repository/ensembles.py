@@ -12,8 +12,8 @@ LISTED = 8  # the maximum number of names listed in a message
 
 
 def check_parts(folder: Path, models: Sequence[Path]) -> None:
-    """Raise ConfigError if the model in `folder` is an ensemble that has no version, or whose parts
-    are in its own folder. `models` are all models of the archive, including this one."""
+    """Raise ConfigError if the model in `folder` is an ensemble that has no version, or that has a
+    part inside its own folder. `models` are all model folders that were found, with this one."""
     try:
         config = read_file(folder / CONFIG)
     except Unreadable:  # reported when the model is staged
@@ -53,8 +53,8 @@ def no_version(folder: Path, is_ensemble: bool) -> str:
 
 
 def at_root(folder: Path, name: str) -> str:
-    """Return the error message for a model `name` at the root of a repository. It includes commands
-    that move the model into its own folder but leave the other models where they are."""
+    """Return the error message for a model at the root of the repository `folder`. It includes
+    commands that move the model into a folder `name` but leave other models where they are."""
     names = {path.name for path in folder.iterdir() if not path.name.startswith(".")}
     moved = " ".join(sorted(names - _models_in(folder)))
     return (

@@ -41,8 +41,8 @@ _VERSION = re.compile(r"[1-9]\d*")
 
 
 class LayoutError(Exception):
-    """Raised if the layout of a repository is invalid. Each mistake says what was found and what
-    was expected."""
+    """Raised if the layout of a repository is invalid, or if a repository cannot be surveyed or
+    checked. Each of the `mistakes` is a message; one with several lines shows a valid layout."""
 
     def __init__(self, mistakes: Sequence[str]) -> None:
         super().__init__("\n".join(mistakes))

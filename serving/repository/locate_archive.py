@@ -1,8 +1,8 @@
 """Finds the models in an unpacked archive.
 
-An archive contains either one model or an ensemble and its parts. A single model has its
-config.pbtxt at the root or in the only model folder. An ensemble and its parts each have their own
-folder. Other folders are ignored.
+An archive contains either one model or an ensemble and its parts. A single model is at the root, if
+there is a config.pbtxt, or else in the only model folder. An ensemble and its parts each have their
+own folder. Other folders are ignored.
 """
 
 import os
@@ -34,9 +34,10 @@ _BELOW_ROOT = re.compile(f"/{_NAME}/model(/{_NAME})?")
 
 @dataclass(frozen=True)
 class Archive:
-    """The models that were found in an archive. `folder` is the folder of the model or the
-    ensemble. `parts` are all folders that Triton must load, including `folder`. `root` is the
-    folder of the unpacked archive; links must not lead out of it."""
+    """The models that were found in an archive or, in on-demand mode, in a repository. `folder` is
+    the folder of the model or the ensemble. `parts` are all folders that Triton must load,
+    including `folder`. `root` is the folder of the unpacked archive or the repository; links must
+    not lead out of it."""
 
     folder: Path
     parts: tuple[Path, ...]
@@ -45,7 +46,8 @@ class Archive:
 
 def locate(url: str, root: Path) -> Archive:
     """Return the archive at `url`, a folder ROOT/ID/model or ROOT/ID/model/SUB. Raise
-    InvalidRequest if the URL is invalid, and ConfigError if the archive is invalid."""
+    InvalidRequest if the URL is invalid or the folder does not exist, and ConfigError if the
+    archive is invalid."""
     path = Path(os.path.normpath(url))
     below = str(path).removeprefix(str(root))
     if not path.is_relative_to(root) or not _BELOW_ROOT.fullmatch(below):
@@ -72,8 +74,8 @@ def archive_in(path: Path, root: Path) -> Archive:
 
 
 def model_in(folder: Path, root: Path) -> Archive:
-    """Return the model in a folder of a repository, with the models beside it that it calls. Raise
-    ConfigError if it is invalid, or if a link leads out of `root`."""
+    """Return the model in a folder of a repository, with the models beside it that it calls at any
+    depth. Raise ConfigError if one of them is invalid, or if a link leads out of `root`."""
     models = [folder]
     for model in models:  # the loop itself appends to this list
         check_entries(model, root)
@@ -88,7 +90,8 @@ def model_in(folder: Path, root: Path) -> Archive:
 
 
 def _of_folders(path: Path, root: Path) -> Archive:
-    """Return the archive whose models are the subfolders of `path`. Raise ConfigError."""
+    """Return the archive whose models are the subfolders of `path`. Raise ConfigError if they are
+    neither one model nor one ensemble and its parts."""
     models = [folder for folder in folders_in(path) if is_model(folder)]
     if len(models) == 1:
         return Archive(models[0], (models[0],), root)

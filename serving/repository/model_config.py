@@ -34,7 +34,7 @@ IDS = "input_ids"
 # The other inputs of such a model, and the values that the backend fills in if a request does not
 # have them.
 FILLED = {"attention_mask": 1, "token_type_ids": 0}
-# Import the module without its package: that would import grpc, which takes half a second.
+# Import the module without its package, which would import grpc; that takes half a second.
 if MESSAGES not in sys.modules:
     _package: Any = importlib.util.find_spec("tritonclient")
     _spec: Any = PathFinder.find_spec(
@@ -49,8 +49,8 @@ Control = _messages.ModelSequenceBatching.Control
 
 
 class Unreadable(ConfigError):
-    """Raised if a configuration cannot be used. `remedy` is the reason. If the file cannot be
-    parsed, it begins with the line and column."""
+    """Raised if a configuration cannot be used. `remedy` is the reason; it begins with the line and
+    column if the file cannot be parsed."""
 
     def __init__(self, file: Path, reason: str) -> None:
         super().__init__(file, "cannot be used", " ".join(reason.split()))
@@ -67,7 +67,7 @@ def parse_config(text: str) -> Any:
 
 def read_file(file: Path) -> Any:
     """Read a config.pbtxt. If there is no file, return an empty ModelConfig, which Triton will
-    complete. Raise Unreadable."""
+    complete. Raise Unreadable if the file cannot be read or parsed."""
     try:
         return parse_config(_text(file)) if file.is_file() else ModelConfig()
     except (OSError, UnicodeDecodeError, ConfigError) as err:
@@ -85,7 +85,7 @@ def _text(file: Path) -> str:
 
 
 def read_config(model: Path, device: str) -> Any:
-    """Return the configuration with which the model is served on the device. Raise Unreadable."""
+    """Return the author's configuration of the model for `device`. Raise Unreadable."""
     return read_merged(model, config_file(model, device))
 
 
@@ -106,8 +106,9 @@ def is_whole(config: Any) -> bool:
 
 def merged(base: Any, override: Any, text: str) -> Any:
     """Return a copy of `base` in which the fields of `override` replace the existing ones. Maps,
-    such as `parameters`, are merged by key. If `override` changes the backend, the file name of
-    `base` is dropped too. `text` is the text of `override`."""
+    such as `parameters`, are merged by key. If `override` sets the platform or the backend, both
+    fields of `base` and its default_model_filename are dropped. `text` is the text of
+    `override`."""
     config = ModelConfig()
     config.CopyFrom(base)
     replaced = {field.name for field, _ in override.ListFields() if not is_map(field)}
@@ -157,7 +158,7 @@ def written(config: Any) -> str:
 
 
 def backend_of(config: Any) -> str:
-    """Return the name of the backend, or "" if the configuration names none and Triton derives it
+    """Return the name of the backend, or "" if the configuration names none. Triton then derives it
     from the model's files."""
     if config.platform == ENSEMBLE or config.HasField("ensemble_scheduling"):
         return ENSEMBLE

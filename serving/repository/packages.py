@@ -25,7 +25,7 @@ _PYTHON = re.compile(r"lib/python(\d+\.\d+)(/site-packages/numpy-(\d+)[^/]*\.(di
 
 def mistake_of_packages(model: Path, config: Any, most: int = MOST_ENTRIES) -> str:
     """Return the error message if the model cannot run with the packages that it brings along, else
-    "". If they are in an archive, it may have at most `most` files.
+    "". If they are in an archive, it may have at most `most` entries.
 
     EXECUTION_ENV_PATH names an archive made by conda-pack or venv-pack, or its unpacked folder.
     Triton's Python backend unpacks the archive, puts its bin/ first on PATH and starts the stub,
@@ -55,8 +55,8 @@ def mistake_of_packages(model: Path, config: Any, most: int = MOST_ENTRIES) -> s
 
 
 def _links_of_archive(path: Path, most: int) -> dict[str, str]:
-    """Return the files in a tar archive as {name: the target of a link, or ""}. Raise ConfigError
-    if it contains more than `most` files or MOST_UNPACKED bytes."""
+    """Map the names in a tar archive to their targets if they are links, and to "" otherwise. Raise
+    ConfigError if there are more than `most` entries, or more than MOST_UNPACKED unpacked bytes."""
     links = {}
     count = 0
     with tarfile.open(path) as archive:
@@ -66,7 +66,7 @@ def _links_of_archive(path: Path, most: int) -> dict[str, str]:
             count += 1  # count members rather than names, which may repeat
             if count > most:
                 raise ConfigError("", f"it has more than {most} files")
-            # check this before tarfile unpacks the file to find the next one
+            # check this before tarfile unpacks the file to find the next entry
             if member.offset_data + member.size > MOST_UNPACKED:
                 raise ConfigError("", f"it unpacks to more than {MOST_UNPACKED // 2**30} GB")
     return links

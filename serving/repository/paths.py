@@ -9,8 +9,8 @@ from pathlib import Path
 from serving.errors import ConfigError
 
 LONGEST_NAME = 1024  # characters in a model's name
-# Limits for an archive. The contents of linked folders count too, because Triton follows such links
-# when it looks for changes.
+# Limits for an archive, and for a model folder in on-demand mode. The contents of linked folders
+# count too, because Triton follows such links when it looks for changes.
 MOST_ENTRIES = 200_000  # files and folders: a conda environment with torch has about 60,000
 DEEPEST = 64  # levels of nested folders; a conda environment has about 20
 
@@ -34,8 +34,8 @@ def with_sources(message: str, sources: Mapping[Path, Path]) -> str:
 
 def real_path(path: Path, root: Path | None = None) -> Path:
     """Return the file or folder that `path` resolves to, which may not exist. Raise ConfigError if
-    it is outside `root` (None: it may be anywhere), or if it is a FIFO, a socket or a device,
-    because reading one of these could block forever."""
+    it is outside `root` (None: it may be anywhere), if it cannot be resolved, or if it is a FIFO, a
+    socket or a device, because reading one of these could block forever."""
     try:
         real = Path(os.path.realpath(path))
         if root and not real.is_relative_to(root):
@@ -44,7 +44,7 @@ def real_path(path: Path, root: Path | None = None) -> Path:
         mode = real.stat().st_mode
     except FileNotFoundError:
         return real
-    except (OSError, ValueError) as err:  # a circle of links, or a NUL byte in the name
+    except (OSError, ValueError) as err:  # such as a circle of links, or a NUL byte
         reason = getattr(err, "strerror", None) or err
         raise ConfigError(path, f"leads nowhere: {reason}", "correct or remove it") from err
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
@@ -64,9 +64,9 @@ def named_file(model: Path, name: str, root: Path | None = None, folder: str = "
 
 
 def check_entries(folder: Path, root: Path, most: int = MOST_ENTRIES) -> None:
-    """Raise ConfigError if a folder of an archive contains something that Triton cannot read
-    safely: a link that leads out of `root`, an entry that is neither a file nor a folder, links in
-    a circle, folders that are nested too deep, or more than `most` entries."""
+    """Raise ConfigError if Triton cannot read a folder safely, because the folder contains a link
+    that leads out of `root`, a FIFO, a socket, a device, links in a circle, a folder that may not
+    be read, more than DEEPEST levels of folders, or more than `most` entries."""
     count = 0
     pending: list[tuple[Path, tuple[Path, ...]]] = [(folder, (real_path(folder, root),))]
     while pending:

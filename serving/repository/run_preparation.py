@@ -18,7 +18,8 @@ END_SECONDS = 10.0  # how long to wait for a process to remove its files before 
 
 
 def survey(settings: Settings, *words: str) -> Survey:
-    """Return the Survey of the model repositories (preparation/survey.py). Raise LayoutError."""
+    """Run preparation/survey.py with the arguments `words`, and return its Survey of the model
+    repositories. Raise LayoutError if it fails, takes too long, or finds mistakes in the layout."""
     code, stdout, stderr = _run("survey", settings, words)
     if code:
         raise LayoutError([f"the model repositories cannot be read: {last_line(stderr)}"])
@@ -29,8 +30,8 @@ def survey(settings: Settings, *words: str) -> Survey:
 
 
 def mistakes(settings: Settings, names: Sequence[str]) -> list[str]:
-    """Return one line for each mistake that `serve --check` finds in these models. Raise
-    LayoutError."""
+    """Return one line for each mistake that `serve --check` finds in the models `names`, or one
+    that says why the check failed. Raise LayoutError if it takes too long."""
     code, stdout, stderr = _run("check", settings)
     sound = tuple(f"{name}: loads and answers" for name in names)
     lines = [line for line in stdout.splitlines() if not line.startswith(sound)]

@@ -2,8 +2,8 @@
 
 This module defines the interface `Source`, and implements it for a folder that contains model
 folders and archives; bucket.py implements it for a bucket. A model's name is the path of its
-folder, or of its archive without `.tar.gz`. A model folder is used where it is. An archive is
-unpacked into the cache.
+folder, or of its archive without `.tar.gz`. A model folder on disk is used where it is. An archive
+is unpacked into the cache.
 """
 
 import errno
@@ -53,21 +53,22 @@ class Source(ABC):
 
     @abstractmethod
     def sizes(self) -> dict[str, int | None]:
-        """Return the names of the first MOST_LISTED models, each with the size of its archive or
-        folder in bytes, or None if the size is not known without reading a folder. Raise
+        """Return the names of at most MOST_LISTED models, each with the size of its archive or
+        folder in bytes, or None if only reading the folder would show the size. Raise
         Unreachable."""
 
     @abstractmethod
     def write(self, found: Found, folder: Path, take: Callable[[int], None]) -> None:
         """Write the model into a new folder. Call `take` with the sizes of its files (cache.py).
-        Raise BadArchive, OSError or Unreachable. The OSError is a FileNotFoundError if the model,
-        or a part of it, no longer exists."""
+        Raise BadArchive, OSError or Unreachable. The OSError is a FileNotFoundError if an object in
+        a bucket no longer exists."""
 
     @contextmanager
     def archive(self, found: Found) -> Iterator[Archive]:
         """Yield the model in a local folder, which is not removed before the `with` block ends.
-        Raise LoadFailed, BadArchive, OSError or Unreachable. Errors of the `with` block get the
-        archive's name in place of this folder's path."""
+        Raise ConfigError, LoadFailed, BadArchive, OSError or Unreachable. If the folder is in the
+        cache, a ConfigError or LoadFailed, also one that the `with` block raises, becomes a
+        LoadFailed that names the archive instead of the folder."""
         key = f"{found.name} {found.signature}"
         with self._cache.folder(key, partial(self._write_unchanged, found)) as folder:
             try:

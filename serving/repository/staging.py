@@ -1,8 +1,8 @@
 """Writes the folders that Triton reads. The staged folder of a model, RUN_FOLDER/models/NAME/,
 contains links to the model's files, and the config.pbtxt with which the model is served.
 
-That config.pbtxt differs from the author's: it uses the engine that was chosen for this machine,
-Triton's names for the parts of an archive, and fields that were missing.
+That config.pbtxt differs from the author's: it has the engine that was chosen for this machine,
+Triton's names for the parts of an archive, and the fields that were missing.
 """
 
 import logging
@@ -56,9 +56,9 @@ class Store:
         """Stage the model in `folder` as `triton_name`. Return the engine that was chosen and why,
         or None if there was no choice.
 
-        `names` maps the models that an ensemble calls to Triton's names for them. If the model
-        comes from an archive, `root` is the archive's folder, and all files of the model must be
-        inside it. Raise ConfigError.
+        `names` maps the models that an ensemble calls to Triton's names for them. If `root` is
+        given, the paths that config.pbtxt names must be inside that folder after links are
+        resolved. Raise ConfigError if the model must not be loaded or cannot be completed.
         """
         if self.only_python:
             remedy = "rename its folder: at most 255 ASCII letters, digits, '.', '_' and '-'"
@@ -83,8 +83,9 @@ class Store:
         return choice
 
     def _complete(self, unfinished: Path, config: Any, source: str) -> Choice | None:
-        """Complete the configuration in the folder `unfinished`. If OpenVINO cannot read the model,
-        use ONNX Runtime instead, and return that choice. Raise ConfigError."""
+        """Complete the configuration in the folder `unfinished`. If that fails and OpenVINO was
+        chosen, try again with ONNX Runtime, and return that choice. Raise ConfigError if the last
+        try fails."""
         seconds = self.settings.load_timeout
         try:
             complete(unfinished, self.backends, source, seconds)
@@ -134,9 +135,9 @@ def _fill(unfinished: Path, folder: Path, config: Any, names: Mapping[str, str])
 
 def signature(*folders: Path | None) -> str:
     """Return a fingerprint that changes whenever a file in the folders changes, except hidden ones
-    and __pycache__. Return "" if the first folder does not exist."""
+    and __pycache__. Return "" if the first folder does not exist. Ignore folders that are None."""
     rows: list[str] = []
-    with suppress(FileNotFoundError):  # a file was removed in the meantime
+    with suppress(FileNotFoundError):  # a folder does not exist, or a file was just removed
         for folder in filter(None, folders):
             for path in _entries(folder):
                 stat = path.stat()
@@ -147,9 +148,9 @@ def signature(*folders: Path | None) -> str:
 
 
 def copy_model(folder: Path, target: Path, clients: Path | None) -> None:
-    """Copy a model's folder to `target`, and the folder of shared clients, if any, next to it. For
-    a file larger than LARGEST_COPY, create a hard link or, if the copy is on another file system, a
-    symbolic link. Raise OSError."""
+    """Copy a model's folder to `target`, and the folder of shared `clients`, if any, next to it.
+    For a file larger than LARGEST_COPY, create a hard link or, if that is impossible, a symbolic
+    link. Raise OSError."""
     target.mkdir(parents=True)
     for path in _entries(folder):
         copied = target / path.relative_to(folder)

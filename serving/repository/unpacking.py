@@ -12,7 +12,8 @@ from serving.repository.paths import MOST_ENTRIES
 
 
 class BadArchive(Exception):
-    """Raised if an archive cannot be unpacked. The message says why."""
+    """Raised if a model cannot be unpacked, was changed while it was read, or has too many files in
+    its bucket. The message says why."""
 
 
 def size_of(path: Path) -> int:
