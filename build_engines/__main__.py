@@ -13,17 +13,17 @@ from build_engines.recipes import RECIPES
 from build_engines.request import REPOSITORY, Request, positive
 
 INTERRUPTED = 130  # the exit code that shells report for a command that SIGINT ended
-# A command that is still running this many seconds after an interrupt is interrupted again.
-# Cleaning up takes up to 6 s.
+# A command that is still running this many seconds after an interrupt is interrupted again. This
+# is longer than cleaning up takes (up to 6 s).
 SWALLOWED = 8.0
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)
 FIELDS = dataclasses.fields(Request)[1:]  # without `model`
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command that `arguments` (by default sys.argv) describe. Return the exit code: 0, 1
-    after a failure, 2 for invalid arguments, or 130 if interrupted. If argparse rejects the
-    arguments, it exits with 2 itself."""
+    """Run the command that `arguments` (by default sys.argv[1:]) describe. Return the exit code: 0,
+    1 after a failure, 2 for a UsageError, or 130 if interrupted. If the parser rejects the
+    arguments, exit with 2 instead of returning."""
     parser = make_parser()
     parsed, unknown = parser.parse_known_args(arguments)
     if unknown:
@@ -51,8 +51,8 @@ def clean_up_at_signals() -> None:
 
 
 def ignore_signals() -> None:
-    """Ignore the signals that interrupt a command. A build calls this just before it publishes the
-    model, so an interrupted command has never changed a model."""
+    """Ignore the signals that `clean_up_at_signals` handles. The command `build` calls this just
+    before it publishes the model, so an interrupted command has not changed a model."""
     for number in SIGNALS:
         if signal.getsignal(number) is _interrupt:
             signal.signal(number, signal.SIG_IGN)
@@ -80,8 +80,8 @@ def _unrecognized(words: Sequence[str]) -> str:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """Return the argument parser. The modules of a command are imported only when the command
-    runs."""
+    """Return the argument parser. Modules that only one command needs are imported when that
+    command runs."""
     parser = argparse.ArgumentParser(
         prog="python -m build_engines", description="Builds the models that Triton serves."
     )
@@ -123,7 +123,7 @@ def make_parser() -> argparse.ArgumentParser:
 def _stored(
     parser: argparse.ArgumentParser, run: Callable[[argparse.Namespace], int]
 ) -> argparse.ArgumentParser:
-    """Add the arguments of a command for a model that was built before."""
+    """Add the arguments of a command that reads a model in the repository. Return the parser."""
     parser.add_argument("model", metavar="MODEL", help="a folder of the repository")
     parser.add_argument(
         "--repository", type=Path, default=REPOSITORY, metavar="FOLDER", help="the model repository"
@@ -133,8 +133,8 @@ def _stored(
 
 
 def _add_build(parser: argparse.ArgumentParser) -> None:
-    """Add MODEL, --force, and a flag for each other field of Request. Flags have no defaults, so
-    that Request's apply."""
+    """Add MODEL, --force, and a flag for each other field of Request. The flags have no defaults,
+    so that the defaults of Request apply."""
     parser.set_defaults(run=_build)
     parser.add_argument(
         "model",
@@ -155,8 +155,9 @@ def _add_build(parser: argparse.ArgumentParser) -> None:
 
 
 def request_of(parsed: argparse.Namespace) -> Request:
-    """Return the request that the command line describes. Raise UsageError for an invalid or
-    unknown model name, or if a file that a flag names does not exist."""
+    """Return the request that the command line describes. Raise UsageError for an invalid MODEL or
+    --name, for an unknown MODEL without --weights, and for a --labels file or a --tokenizer folder
+    that does not exist."""
     from build_engines.engines.trtexec import find_trtexec
     from serving.host.machine import has_gpu
 

@@ -1,10 +1,11 @@
 """Writes the archive that SageMaker loads: NAME.tar.gz, which contains the folder NAME. An
-ensemble's archive also contains the models that the ensemble calls.
+ensemble's archive also contains the models that the ensemble calls. If a model uses a client that
+the models of its repository share, the folder of shared clients is added too.
 
-Archiving a model twice gives identical files: entries are sorted, and have no times or owners.
+Archiving a model twice gives identical files: entries have a fixed order, and no times or owners.
 Copies of a model, for multi-model endpoints, have different names. The models that a copied
-ensemble calls are renamed too, because two loaded ensembles cannot each bring a model of the same
-name.
+ensemble calls are renamed too, because if the setting `namespaces` is false, two loaded archives
+cannot contain models of the same name.
 """
 
 import gzip
@@ -30,12 +31,13 @@ def archive(name: str, repository: Path, out: Path, copies: int = 0) -> list[Pat
     """Write OUT/NAME.tar.gz. If `copies` is not 0, write one archive for each copy instead:
     OUT/NAME-0.tar.gz with the folder NAME_0, and so on. Return the paths of the archives.
 
-    Raise BuildError if the model, or a model that an ensemble calls, is missing or has no version.
+    Raise BuildError if the model, or a model that it calls, is missing, has no version, or has no
+    config.pbtxt that can be read.
     """
     config = open_model(name, repository, "").config
     parts = configs_of_parts(config, lambda part: open_model(part, repository, "").config)
     folders: dict[str, Path] = {}
-    clients: dict[str, Path] = {}  # the repository's own clients, keyed by the part that uses them
+    clients: dict[str, Path] = {}  # the folder of shared clients, keyed by the model that uses it
     for part, own_config in {name: config, **parts}.items():
         folders[part] = folder = repository / part
         if not versions(folder):
@@ -95,12 +97,12 @@ def _anonymous(entry: tarfile.TarInfo) -> tarfile.TarInfo:
 
 
 def renamed(text: str, name: str, names: Mapping[str, str], shares: bool = False) -> str:
-    """Return `text`, the config.pbtxt of the model `name`, changed for a copy of the model. `names`
-    maps the names of the model, and of the models that an ensemble calls, to those of the copies.
+    """Return `text`, a configuration of the model `name`, changed for a copy of the model. `names`
+    maps the name of each model in the archive to the name of its copy.
 
-    A model without the parameter `client` uses the client that has the model's name. Its copy has
-    another name, so the copy's config.pbtxt gets the parameter. `shares` is true if that client
-    belongs to the repository rather than to this project.
+    A model without the parameter `client` uses the client of its own name, if there is one. Its
+    copy has another name, so the copy's configuration gets the parameter. `shares` is true if the
+    model's client is in the repository's folder of shared clients.
     """
     config = parse_config(text)
     if config.name:

@@ -3,8 +3,9 @@
     weights -> family -> fp32 model and ModelSpec -> engine -> config.pbtxt, configs/cpu.pbtxt
         -> build.json -> the user's files added -> checked -> compared -> loaded -> published
 
-A build that fails or is interrupted leaves the repository unchanged (publish.publish documents one
-exception). A command ignores interrupts while it publishes (__main__.ignore_signals).
+A build that fails or is interrupted leaves the models in the repository unchanged. A command
+ignores interrupts while it publishes (__main__.ignore_signals). If it is killed then, see
+publish.publish.
 """
 
 import json
@@ -46,7 +47,7 @@ ENGINES: dict[str, Callable[[ModelSpec, Path, Request], Engine]] = {  # keyed by
     "gpu": onnx_runtime.for_gpu,
     "tensorrt": tensorrt.build,
 }
-COMPARED = 64  # maximum number of samples on which INT8 is compared with fp32
+COMPARED = 64  # maximum number of samples on which a build compares INT8 with fp32
 
 
 def build(
@@ -54,7 +55,7 @@ def build(
 ) -> tuple[Path, bool]:
     """Build the model unless it is up to date; with `force`, build it in any case. Return its
     folder, and whether it was built. Call `before_publishing` just before the folder is published.
-    Raise BuildError if the build fails."""
+    If the build fails, raise BuildError, OSError or, for a missing package, ModuleNotFoundError."""
     weights = find_weights(request)
     family = find_family(request, weights)
     if family.cpu_only:
@@ -67,7 +68,7 @@ def build(
     with scratch_folder(request.repository) as folder:
         model_spec = family.write_model(weights, request, folder)
         source_sha256 = digest_of_version(folder / "1")
-        # a plan is in the same folder as its fp32 file, whose digest would no longer match
+        # TensorRT's plan is written beside its fp32 file, so the digest of their folder changes
         is_converted = request.precision != "fp32" or request.target == "tensorrt"
         if model_spec.platform == ONNX and is_converted:
             keep_reference(folder, source_sha256)
@@ -90,8 +91,8 @@ def build(
 
 
 def _compare_with_fp32(folder: Path, source_sha256: str, request: Request) -> None:
-    """Compare INT8 with fp32 on the samples that were held out of --calibration, or on those that
-    comparison.compare uses by default. Print the scores. Raise BuildError if one is too low."""
+    """Compare INT8 with fp32 on the samples held out of --calibration or, without this flag, on the
+    default samples of `compare`. Print the scores. Raise BuildError if one is too low."""
     # The scratch folder has the layout of a model folder, and its config.pbtxt is for a CPU.
     stored = open_model(folder.name, folder.parent, config_name="")
     scores = compare(
@@ -115,8 +116,8 @@ def _compare_with_fp32(folder: Path, source_sha256: str, request: Request) -> No
 
 def _sources(request: Request, weights: Weights) -> dict[str, Any]:
     """Return what the result of the build depends on, for the entry `made_from` in build.json: the
-    request, with file names and digests instead of this machine's paths. Of the calibration
-    samples, only the folder's name is recorded."""
+    request, with file names and digests instead of this machine's paths, and, for TensorRT, the GPU
+    and the version. Of --calibration, only the name of the folder or file is recorded."""
     sources = asdict(request)
     for field in ("repository", "name", "load"):  # they do not change the result
         del sources[field]

@@ -30,8 +30,8 @@ def digest_of_files(folder: Path, files: Iterable[Path]) -> str:
 
 
 def digest_of_version(folder: Path) -> str:
-    """Return the SHA-256 of the files in a version's folder: the model, and its weights if they are
-    in separate files."""
+    """Return the digest of all files in a version's folder: the model and, for example, its weights
+    if they are in separate files."""
     return digest_of_files(folder, (file for file in folder.rglob("*") if file.is_file()))
 
 
@@ -54,8 +54,8 @@ def read_record(folder: Path) -> dict[str, Any]:
 def write_record(
     folder: Path, made_from: Mapping[str, Any], source_sha256: str, engine: Engine
 ) -> None:
-    """Write build.json into the finished folder. `source_sha256` is the digest of the fp32
-    model."""
+    """Write build.json, with the digest of every file that is in the folder. `source_sha256` is the
+    digest of the fp32 model."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     record = {
         "made_from": made_from,
@@ -69,7 +69,7 @@ def write_record(
 
 
 def changed_files(folder: Path, record: Mapping[str, Any]) -> list[str]:
-    """Return the names of the files that are missing or have changed since the build."""
+    """Return the names of the recorded files that are missing or have changed since the build."""
     changed = []
     for name, sha256 in record["files"].items():
         file = folder / name

@@ -47,8 +47,8 @@ def verify(
     stored: StoredModel, reference: Path | None, source: Path | None, count: int
 ) -> list[Score]:
     """Compare a built model with `reference`, and return the scores. The default reference is the
-    fp32 model that the build kept in the cache or, if the build changed nothing, the model's own
-    file. Raise BuildError if there is neither."""
+    fp32 model that the build kept in the cache or, if the model's own file is still the fp32 file,
+    that file. Raise BuildError if there is neither, or if one of the models cannot be run."""
     if not reference:
         sha256 = stored.record.get("source_sha256", "")
         kept = reference_folder(sha256) / "model.onnx"
@@ -75,12 +75,12 @@ def compare(
     source: Path | None = None,
     held_out: bool | None = None,
 ) -> list[Score]:
-    """Return the scores of `engine` against `reference`, on at most `count` samples of `source` (0:
-    all). `held_out` has the same meaning as in Samples.read.
+    """Return the scores of `engine` against `reference`, on at most `count` (0: all) of the samples
+    in `source`. `held_out` has the same meaning as in Samples.read.
 
     Without `source`, text models are compared on built-in sentences, and image models on their
-    example. Models with a client of the user's own are always compared on their example, and tables
-    and models without a client on random tensors.
+    example. Models with a client of the user's own are always compared on their example. Tabular
+    models and models without a client are always compared on random tensors.
     """
     family = family_of(source_of(client)) if client else None
     if client is None or (family and not family.samples):
@@ -103,8 +103,8 @@ def _score_of(
     instances: Sequence[Any],
     source: Path | None,
 ) -> Score:
-    """Return how similar the predictions of `engine` and `reference` for the instances are. Raise
-    BuildError if neither predicts anything."""
+    """Return the mean similarity of the predictions that `engine` and `reference` make for each
+    instance. Raise BuildError if neither detects anything in any instance."""
     ours, theirs = (
         [_predict(client, run, each) for each in instances] for run in (engine, reference)
     )
@@ -120,8 +120,8 @@ def _score_of(
 
 
 def compare_tensors(feed: Tensors, engine: Runner, reference: Runner, note: str) -> list[Score]:
-    """Run both runners on `feed`. Return a score for each output, which is the cosine similarity of
-    their results."""
+    """Run both runners on `feed`. Return a score for each output: the mean cosine similarity of the
+    rows that the two runners return for it."""
     ours, theirs = _run(engine, feed), _run(reference, feed)
     return [
         Score(
@@ -135,7 +135,7 @@ def compare_tensors(feed: Tensors, engine: Runner, reference: Runner, note: str)
 
 
 def _predict(client: ModelClient, run: Runner, instance: Any) -> Any:
-    """Return the prediction that a caller would get."""
+    """Run the model with `run`, and return the client's prediction with default parameters."""
     inputs = _prepared(client, instance)
     outputs = rows_of(client.model, _run(run, row_of(client.model, inputs)))
     return client.postprocess(outputs, inputs, [instance], client.read_parameters({}))[0]

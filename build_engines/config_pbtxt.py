@@ -18,11 +18,11 @@ def write_configs(
     folder: Path, model_spec: ModelSpec, engine: Engine, request: Request, any_cpu_engine: bool
 ) -> None:
     """Write config.pbtxt for a GPU, and configs/cpu.pbtxt with the settings that differ on a
-    machine without one.
+    machine without one (with all settings if config.pbtxt has an accelerator).
 
     If the engine always runs on a CPU, write only config.pbtxt, for the CPU. If `any_cpu_engine` is
-    true, OpenVINO may compute in BF16 and, unless the build is for OpenVINO, `serve` chooses
-    between the CPU engines.
+    true, OpenVINO may compute an ONNX model in BF16, and unless the build is for OpenVINO, `serve`
+    chooses between the CPU engines. The settings of --set take precedence.
     """
     cpu_parameters = dict(engine.cpu_parameters)
     if any_cpu_engine and model_spec.platform == ONNX:
@@ -37,7 +37,7 @@ def write_configs(
         request=request,
     )
     override = ModelConfig(instance_group=cpu.instance_group)
-    # the settings of --set, which the ModelSpec contains, take precedence
+    # leave out what the ModelSpec sets, which includes the settings of --set
     for name in cpu_parameters.keys() - model_spec.settings.keys():
         for config in (cpu, override):
             config.parameters[name].string_value = cpu_parameters[name]
@@ -83,8 +83,8 @@ def model_config(
 
 
 def _tensor(target: Any, spec: TensorSpec, max_batch_size: int) -> None:
-    """Declare a tensor. config.pbtxt cannot declare a scalar, so callers send [1] (in a batch [n,
-    1]), and the model gets [] (in a batch [n])."""
+    """Declare a tensor. A scalar is declared as [1], because config.pbtxt cannot declare []:
+    callers see [1] (in a batch [n, 1]), and the model sees [] (in a batch [n])."""
     target.name, target.data_type = spec.name, data_type(spec.datatype)
     target.dims.extend(spec.shape or (1,))
     if not spec.shape and max_batch_size:
@@ -97,7 +97,7 @@ def data_type(datatype: str) -> int:
 
 
 def render(config: Any, note: str = "") -> str:
-    """Return a ModelConfig as the text of a config.pbtxt, with `note` as a comment at its top."""
+    """Return the text of a config.pbtxt: HEADER, `note` as a comment, and the ModelConfig."""
     comment = "".join(f"# {line}\n" for line in note.splitlines())
     text: str = text_format.MessageToString(config, use_short_repeated_primitives=True)
     return HEADER + comment + text

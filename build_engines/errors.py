@@ -9,22 +9,22 @@ LISTED = 3  # maximum number of names that shortened() lists
 
 
 class BuildError(Exception):
-    """Raised if a build fails. The message says in one line what is wrong and what to do. The
+    """Raised if a command fails. The message says in one line what is wrong and what to do. The
     command exits with `code`."""
 
     code: ClassVar[int] = 1
 
 
 class UsageError(BuildError):
-    """Raised if the command line is invalid."""
+    """Raised if the command line is invalid or does not fit the model."""
 
     code: ClassVar[int] = 2
 
 
 @contextmanager
 def explained(what: str) -> Iterator[None]:
-    """Turn any exception of a library or of a client in this context into a BuildError that says
-    `what` failed and why. These exceptions have no common base class."""
+    """Turn any exception in this context, except a BuildError, into a BuildError whose message is
+    `what` and the reason. The exceptions of libraries and clients have no common base class."""
     try:
         yield
     except BuildError:

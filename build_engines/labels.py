@@ -7,16 +7,16 @@ from build_engines.errors import UsageError
 
 
 def read_lines(file: Path) -> list[str]:
-    """Return the lines that are not empty. Raise OSError or UnicodeDecodeError if the file cannot
-    be read as text."""
+    """Return the lines that are not blank, without the spaces around them. Raise OSError or
+    UnicodeDecodeError if the file cannot be read as UTF-8."""
     lines = [line.strip() for line in file.read_text(encoding="utf-8").split("\n")]
     return [line for line in lines if line]
 
 
 def write_labels(target: Path, labels: Sequence[str], file: Path | None) -> bool:
     """Write the labels of `file`, or `labels` if `file` is None, to `target`. Return whether
-    there are any labels. Raise UsageError if the file is not text or a label contains a line
-    break."""
+    there are any; if not, write nothing. Raise UsageError if `file` is not UTF-8 or a label
+    contains a line break."""
     if file:
         try:
             labels = read_lines(file)

@@ -37,7 +37,7 @@ TEXTS = (
 class Samples:
     """Defines the samples on which a family's engines are calibrated and compared. `find` lists the
     samples in a folder or file, and `instances` converts samples to the client's instances. Without
-    a folder or file, the `built_in` samples are used."""
+    a folder or file, the `built_in` instances are used, if the family has any."""
 
     find: Callable[[Path | None], Sequence[Any]]
     instances: Callable[[ModelClient, Sequence[Any]], Iterator[Any]]
@@ -46,8 +46,8 @@ class Samples:
     def read(
         self, client: ModelClient, source: Path | None, held_out: bool | None = None
     ) -> Iterator[Any]:
-        """Yield the instances of `source`: those held out of calibration if `held_out` is True, the
-        others if it is False, or all if it is None. Without a source, yield the built-in ones.
+        """Return the instances of `source`: those held out of calibration if `held_out` is True,
+        the others if it is False, or all if it is None. Without a source, return all built-in ones.
         Raise UsageError if there are no samples, or too few to hold some out."""
         if source is None and self.built_in:
             return self.built_in(client)
@@ -103,7 +103,7 @@ def _texts(client: ModelClient, lines: Sequence[str]) -> Iterator[Any]:
 
 
 def _sentences(client: ModelClient) -> Iterator[Any]:
-    """Yield the built-in sentences, with a mask if the task fills one."""
+    """Yield the built-in sentences as instances, each with a mask if the task is fill-mask."""
     end = ""
     if client.options["task"] == "fill-mask":
         end = f" {client.tokenizer.mask}"  # type: ignore[attr-defined]
@@ -139,8 +139,9 @@ def cosine(ours: NDArray[Any], theirs: NDArray[Any]) -> float:
 
 @dataclass(frozen=True)
 class Measure:
-    """Measures how similar two predictions are. `alike` returns 1 for equal predictions, less for
-    others, or None if both are empty. `limit` is the lowest mean that passes."""
+    """Measures how similar two predictions are. `alike` returns their similarity, which is 1 for
+    equal predictions, or None if neither detects anything. `limit` is the lowest mean that
+    passes."""
 
     name: str
     limit: float
@@ -166,8 +167,8 @@ def _same_shares(ours: Any, theirs: Any) -> float:
 
 
 def _same_boxes(ours: Any, theirs: Any) -> float | None:
-    """Return the share of the two predictions' detections that have a counterpart of the same class
-    at the same position, or None if there are no detections."""
+    """Return the share of all detections in both predictions that have a counterpart in the other
+    one, of the same class and with enough `overlap`. Return None if there are no detections."""
     free = list(theirs["detections"])
     total = len(ours["detections"]) + len(free)
     paired = 0
@@ -181,7 +182,7 @@ def _same_boxes(ours: Any, theirs: Any) -> float | None:
 
 
 def overlap(box: dict[str, float], other: dict[str, float]) -> bool:
-    """Return whether the intersection of two boxes is at least OVERLAP of their union."""
+    """Return whether the boxes' intersection has at least OVERLAP times the area of their union."""
     low = [max(box[side], other[side]) for side in ("xmin", "ymin")]
     high = [min(box[side], other[side]) for side in ("xmax", "ymax")]
     common = _area(*low, *high)

@@ -44,8 +44,9 @@ class ModelSpec:
     def cpu_instances(self) -> int:
         """Return the number of instances on a CPU: 1 if the backend merges waiting requests into
         runs that use all processors, and otherwise 2."""
-        # Measured with 1 and 2 instances (ONNX Runtime, two processors): photos, 8 callers, 106 and
-        # 108/s, p99 98 and 134 ms; texts of 128 tokens, 16 callers, 51 and 47/s; 556 and 894 MB.
+        # Measured with 1 and 2 instances (ONNX Runtime, two processors). Photos from 8 callers: 106
+        # and 108/s, p99 98 and 134 ms. Texts of 128 tokens from 16 callers: 51 and 47/s. Memory:
+        # 556 and 894 MB.
         return 1 if self.platform == ONNX and self.max_batch_size else 2
 
     @property
@@ -61,7 +62,7 @@ class ModelSpec:
 
     def profile(self) -> dict[str, tuple[tuple[int, ...], ...]]:
         """Return the minimum, typical and maximum shape of each input, including the batch
-        dimension."""
+        dimension if there is one."""
         most = self.max_batch_size
         batches = (1, max(most // 2, 1), most) if most else (0, 0, 0)
         sizes = list(zip(batches, self.lengths, strict=True))
@@ -73,9 +74,10 @@ class ModelSpec:
 
 @dataclass(frozen=True)
 class Engine:
-    """Describes the engine that was built from 1/model.onnx.
+    """Describes the engine that was built from 1/model.onnx or 1/model.pt.
 
-    `bound_to` names the GPU and the versions on which the engine depends ("engine" in build.json).
+    `bound_to` names what the engine depends on, such as the GPU and the version of TensorRT
+    ("engine" in build.json).
     `runs_on_cpu` is true if the engine always runs on a CPU. `cpu_parameters` go into the
     configuration for a CPU. `accelerator` contains the parameters of ONNX Runtime's TensorRT
     provider for the configuration for a GPU.

@@ -1,5 +1,5 @@
-"""Reads an ONNX file's tensors, its metadata, and the names of the other files that hold its
-weights."""
+"""Reads an ONNX file's inputs and outputs, its metadata, and the names of the other files that hold
+its weights."""
 
 import ast
 from collections.abc import Iterable, Mapping, Sequence
@@ -44,8 +44,8 @@ DATATYPES = {
 
 
 def read(path: Path) -> onnx.ModelProto:
-    """Return the graph, without weights from other files. Raise BuildError if the file is not an
-    ONNX file."""
+    """Return the file's model, without weights from other files. Raise BuildError if the file
+    cannot be read or is not an ONNX file."""
     try:
         model = onnx.load(path, load_external_data=False)
     except (DecodeError, OSError) as err:
@@ -59,9 +59,9 @@ Specs = tuple[TensorSpec, ...]
 
 
 def specs(model: onnx.ModelProto) -> tuple[Specs, Specs]:
-    """Return the inputs and outputs as the file declares them, including their first dimension. A
-    variable dimension is -1. Raise BuildError for a tensor without a shape, or of a type that
-    Triton does not have."""
+    """Return the inputs, except weights, and the outputs as the file declares them, including their
+    first dimension. A variable dimension is -1. Raise BuildError for a tensor without a shape, or
+    of a type that Triton does not have."""
     weights = {tensor.name for tensor in model.graph.initializer}
     inputs = [value for value in model.graph.input if value.name not in weights]
     return _specs(inputs), _specs(model.graph.output)
@@ -90,9 +90,9 @@ def _spec(value: onnx.ValueInfoProto) -> TensorSpec:
 def with_computed_sizes(
     shapes: Mapping[str, Sequence[object]], outputs: Iterable[TensorSpec]
 ) -> Specs:
-    """Return the outputs. A dimension that the file declares as variable gets its size from
-    `shapes`, which ONNX Runtime computes, because Triton's backend compares config.pbtxt with these
-    sizes."""
+    """Return the outputs. If the file declares a dimension as variable, but ONNX Runtime computes a
+    size for it (in `shapes`), that size is used, because Triton's backend compares config.pbtxt
+    with it."""
     return tuple(_filled(spec, shapes[spec.name]) for spec in outputs)
 
 
@@ -134,7 +134,7 @@ def size_of(model: onnx.ModelProto) -> int:
 
 
 def _integers(model: onnx.ModelProto, key: str) -> list[int]:
-    """Return the integers in a metadata entry, or [] if the entry contains anything else."""
+    """Return the integers in a metadata entry, or [] if it is missing or contains anything else."""
     value = _metadata(model, key)
     values = value if isinstance(value, list | tuple) else [value]
     return [*values] if all(isinstance(each, int) for each in values) else []
@@ -154,7 +154,7 @@ def makes_scores(model: onnx.ModelProto, output: str) -> bool:
     than logits."""
     makers = {name: node for node in model.graph.node for name in node.output}
     node = makers.get(output)
-    for _ in makers:  # limited, because an invalid graph may have a cycle
+    for _ in makers:  # limits the number of steps, because an invalid graph may have a cycle
         if node is None or node.op_type not in PASSING:
             break
         node = makers.get(node.input[0])

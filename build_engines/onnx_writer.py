@@ -28,7 +28,7 @@ INPUT_TYPES = {
 
 
 def free_name(name: str, taken: Collection[str]) -> str:
-    """Return the name, with underscores appended until it is not `taken`."""
+    """Return the name, with underscores appended until it is not in `taken`."""
     while name in taken:
         name += "_"
     return name
@@ -60,8 +60,8 @@ class Graph:
         return output
 
     def insert(self, part: onnx.ModelProto, tensor: str) -> dict[str, str]:
-        """Add the nodes of a model with one input, and connect the input to `tensor`. Return a
-        dictionary from the names of the model's outputs to those of their tensors in this graph."""
+        """Add the nodes and constants of `part`, a model with one input, and connect this input to
+        `tensor`. Return {name of an output in `part`: name of its tensor in this graph}."""
         prefix = f"part_{len(self.nodes)}_"
         while any(name.startswith(prefix) for name in self.inputs):
             prefix += "_"

@@ -52,8 +52,8 @@ def scratch_folder(parent: Path) -> Iterator[Path]:
 
 
 def check(folder: Path, name: str) -> None:
-    """Check the folder of the model `name` as `serve --check` does. If there are problems, raise
-    BuildError with the first one."""
+    """Look for mistakes in the folder of the model `name` as `serve --check` does before it loads
+    models. If there are any, raise BuildError with the first one."""
     for finding in check_models(Settings.from_env({}), {name: folder}):
         raise BuildError(f"the model would not be served: {finding.removeprefix(f'{name}: ')}")
 
@@ -69,8 +69,8 @@ def try_in_tritonserver(
     folder: Path, request: Request, find_backends: Callable[[], set[str]] = installed_backends
 ) -> None:
     """Load the finished folder into a tritonserver, and test it with its example. Raise BuildError
-    if the model would not be served. If it cannot be loaded on this machine, or only with its CPU
-    configuration, print that."""
+    if the model would not be served. If tritonserver or a backend that the model needs is missing,
+    only print that. If the model is for a GPU and was tested without one, print that too."""
     settings, target = Settings.from_env({}), request.model_folder
     others = target.parent
     try:
@@ -96,8 +96,8 @@ def try_in_tritonserver(
 
 
 def add_users_files(folder: Path, target: Path) -> None:
-    """Link the files that a user added to `target`, such as another version or a client.py, into
-    the new folder."""
+    """Hard-link the files that a user added to `target`, such as another version or a client.py,
+    into the new folder, unless it has a file of that name."""
     built = {RECORD, *read_record(target).get("files", ())}
     for path in target.rglob("*"):
         name = path.relative_to(target)
@@ -108,9 +108,9 @@ def add_users_files(folder: Path, target: Path) -> None:
 
 
 def publish(folder: Path, target: Path) -> None:
-    """Move the complete folder to `target`, and replace the folder that is there. If the process is
-    killed between the two renames, there is no `target`, and the replaced folder is left beside it
-    as `.old-NAME-PID`."""
+    """Move the complete folder to `target`, replacing any folder that is there. If the process is
+    killed between the two renames, there is no `target`, and the old folder is left beside it as
+    `.old-NAME-PID`."""
     old = target.with_name(f".old-{target.name}-{os.getpid()}")
     if target.exists():
         target.rename(old)
@@ -124,7 +124,8 @@ def publish(folder: Path, target: Path) -> None:
 
 
 def keep_reference(folder: Path, source_sha256: str) -> None:
-    """Copy the folder's version 1, which is still in fp32 and has this SHA-256, into the cache."""
+    """Copy the folder's version 1, which is still in fp32 and has this SHA-256, into the cache,
+    unless it is there already."""
     target = reference_folder(source_sha256)
     if not target.is_dir():
         with scratch_folder(target.parent) as scratch:

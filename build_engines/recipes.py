@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Recipe:
-    """Describes a model that can be built by name. `client` is its client, and also selects the
-    family that reads its weights."""
+    """Describes a model that can be built by name. `client` names its client, and also selects the
+    family that builds it."""
 
     summary: str
     client: str

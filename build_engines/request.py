@@ -1,4 +1,4 @@
-# ruff: noqa: RUF009  (`option` is a field of the dataclass)
+# ruff: noqa: RUF009  (`option` returns a field of the dataclass)
 """Declares the options of `build`. Each field of Request, except `model`, is also a flag of the
 command line.
 
@@ -56,8 +56,8 @@ def pair(text: str) -> tuple[str, str]:
 
 @dataclass(frozen=True)
 class Request:
-    """Describes what to build. If a field is 0, -1, "" or (), the family or Triton chooses its
-    value.
+    """Describes what to build. If a field has the default 0, -1, "" or (), the build chooses its
+    value unless the user sets it.
 
     `model` is the name of a recipe, or a name that the user chose. build.json records all fields
     that change the result, and the model is built again if one of them changes. The name of a
@@ -155,8 +155,8 @@ class Request:
     )
 
     def __post_init__(self) -> None:
-        """Replace hyphens in the client's name. Raise UsageError if the labels or the tokenizer do
-        not exist."""
+        """Replace hyphens in the client's name. Raise UsageError if the --labels file or the
+        --tokenizer folder does not exist."""
         object.__setattr__(self, "client", module_name(self.client))
         if self.labels and not self.labels.is_file():
             raise UsageError(f"--labels {self.labels}: there is no such file")

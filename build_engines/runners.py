@@ -1,6 +1,7 @@
-"""Runs a model's file outside Triton, with the options of its backend.
+"""Runs a model's file outside Triton.
 
-ONNX Runtime runs in this process, OpenVINO in a separate process, and a TensorRT plan in trtexec.
+ONNX Runtime runs in this process, with the default options of its backend; OpenVINO in a separate
+process, with the model's parameters; and a TensorRT plan in trtexec.
 """
 
 from collections.abc import Callable, Mapping
@@ -25,7 +26,7 @@ from serving.repository.cpu_engine import OPENVINO, engine_of
 from serving.triton.tensors import numpy_dtype
 
 Runner = Callable[[Tensors], Tensors]
-LEVELS = {"b": 2, "u": 256}  # how many values a Boolean and a pixel can have
+LEVELS = {"b": 2, "u": 256}  # dtype.kind -> how many values a Boolean or a pixel can have
 
 
 class OnnxFile:
@@ -65,7 +66,7 @@ def openvino_runner(path: Path, parameters: Mapping[str, str]) -> Runner:
 
 @cache
 def _compiled(path: Path, parameters: tuple[tuple[str, str], ...]) -> Any:
-    """Return the model, compiled only once in a process."""
+    """Return the compiled model. Each process compiles it only once."""
     import openvino
 
     settings = OpenvinoSettings.from_config(
@@ -100,9 +101,10 @@ RUNNERS: dict[str, Callable[[Path], Runner]] = {
 
 
 def runner_of(stored: StoredModel) -> Runner:
-    """Return a Runner for the model's newest version, on the engine that its configuration names.
+    """Return a Runner for the model's newest version. It uses OpenVINO if the configuration names
+    it as `cpu_engine` ("auto" does not), or else the engine of the configuration's platform.
 
-    Raise BuildError for a platform that only Triton can run.
+    Raise BuildError if the model's file is missing, or for a platform that is not in RUNNERS.
     """
     platform = stored.config.platform
     if platform not in RUNNERS:
@@ -132,8 +134,8 @@ def rows_of(model: Model, outputs: Tensors) -> Tensors:
 
 
 def example_feed(model: Model | ModelSpec, batch: int, length: int = 16) -> Tensors:
-    """Return a tensor for every input: random floats, Booleans or pixels (with a fixed seed), ones
-    for other integers, or the string "text".
+    """Return a tensor for every input: random floats, Booleans or unsigned integers below 256 (with
+    a fixed seed), ones for signed integers, or the string "text".
 
     Variable dimensions have the size `length` or, for images that keep their proportions, the size
     of the shorter side.

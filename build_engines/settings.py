@@ -18,14 +18,14 @@ SESSION = "session."  # the prefix of ONNX Runtime's own settings
 
 
 def all_settings() -> set[str]:
-    """Return the names of all settings of this project's clients."""
+    """Return the names of all settings and request parameters of this project's clients."""
     classes = map(client_class, client_names())
     return {each.name for known in classes for each in (*known.settings, *known.parameters)}
 
 
 def check_settings(client: str, names: Iterable[str]) -> None:
-    """Raise UsageError for a setting that neither the client nor a backend has. The message says
-    what replaces a removed setting. For an unknown name, it suggests the most similar known one."""
+    """Raise UsageError for a setting in REMOVED, and say what to do instead. Raise it also for a
+    name that neither the client nor a backend has, and suggest the most similar known one."""
     own: set[str] = set()
     whose = "a backend (name the --client for its own)"
     if client:

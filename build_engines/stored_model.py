@@ -1,4 +1,4 @@
-"""Reads a model folder that was built before: its configuration, its newest version, its client."""
+"""Reads a model's folder in a repository: its configuration, its newest version, its client."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,8 +17,8 @@ from serving.repository.model_config import Unreadable, read_merged
 
 @dataclass(frozen=True)
 class StoredModel:
-    """A model folder that was built before. `config` is the ModelConfig that this machine uses.
-    `record` is the content of build.json, or {} if there is none."""
+    """A model's folder in a repository. `config` is the ModelConfig that open_model has read.
+    `record` is the content of build.json, or {} if there is none that can be read."""
 
     folder: Path
     config: Any
@@ -35,8 +35,8 @@ class StoredModel:
 
     @property
     def file(self) -> Path:
-        """Return the file that is served from the newest version. Raise BuildError if there is
-        none."""
+        """Return the model file in the newest version. Raise BuildError if it does not exist, or if
+        the configuration names neither a file nor a platform in MODEL_FILES."""
         name = self.config.default_model_filename or MODEL_FILES.get(self.config.platform, "")
         path = self.version / name
         if not name or not path.is_file():
@@ -48,22 +48,25 @@ class StoredModel:
         return path
 
     def client(self) -> ModelClient | None:
-        """Return the model's client, if any. Raise BuildError if it cannot be made."""
+        """Create the model's client, or return None if it has none. Raise BuildError if the client
+        cannot be created."""
         return client_of(self.model)
 
 
 def client_of(model: Model) -> ModelClient | None:
-    """Return a model's client, if any. Raise BuildError if it cannot be made."""
+    """Create the client of `model`, or return None if it has none. Raise BuildError if the client
+    cannot be created."""
     name = model.parameters.get("client", model.name)
     with explained(f"the client '{name}' cannot be made for this model"):
         return make_client(model)
 
 
 def open_model(name: str, repository: Path, config_name: str | None = None) -> StoredModel:
-    """Return the model of that name.
+    """Return the model `name` in the repository.
 
     `config_name` is Triton's --model-config-name. None means "cpu" on a machine without a GPU, and
-    "" otherwise. Raise BuildError if the model does not exist or its configuration cannot be read.
+    "" otherwise. Raise BuildError if the model does not exist, or if its configuration is missing
+    or cannot be read.
     """
     if config_name is None:
         config_name = "" if this_gpu() else "cpu"

@@ -55,7 +55,7 @@ REMEDIES_FOR_FILES = {
         "OpenVINO's model needs no build: it is model.xml of a model folder (docs/backends.md)"
     ),
 }
-# for folders that cannot be built: a file in the folder -> what to do with the folder
+# for folders that cannot be built: pattern of a file in the folder -> what to do with the folder
 REMEDIES_FOR_FOLDERS = {
     "config.pbtxt": "it is a model folder, which needs no build: put it into the model repository",
     "*/config.pbtxt": (
@@ -70,7 +70,7 @@ REMEDIES_FOR_FOLDERS = {
     ),
     "*.onnx": "name the ONNX file that is in it",
 }
-# ends of the names of files, which no HUB-ID has; "owner/name-v1.5" is a HUB-ID
+# names that end like this are taken for files; others, such as "owner/name-v1.5", may be HUB-IDs
 FILE_ENDS = (".onnx", ".pt", ".pth", ".json", ".ubj", ".txt", *PICKLES, *chain(*REMEDIES_FOR_FILES))
 HUB_FILES = (  # patterns of the files that are fetched from the hub
     "config.json *.safetensors tokenizer.json tokenizer_config.json special_tokens_map.json "
@@ -85,8 +85,8 @@ class Weights:
     ONNX file and the config.json of a folder are parsed only once."""
 
     def __init__(self, path: Path | None) -> None:
-        """Recognize the kind of weights. If the file or folder cannot be built, raise a BuildError
-        that says what to do instead."""
+        """Recognize the kind of weights. If a file or folder of this kind cannot be built, raise a
+        BuildError that says what can be built or what to do instead."""
         self.kind = kind_of(path) if path else OWN
         self._path = path
 
@@ -101,7 +101,7 @@ class Weights:
     def digests(self) -> dict[str, str]:
         """Return {"weights": SHA-256}, or {} for a recipe's own weights. The digest is that of the
         file, including the other files that an ONNX file names, or of the folder's weights and
-        configuration. Raise BuildError if a file is missing."""
+        configuration. Raise BuildError if a file that an ONNX file names cannot be used."""
         if self._path is None:
             return {}
         if self.kind == ONNX_FILE:
@@ -117,7 +117,7 @@ class Weights:
 
     @cached_property
     def config(self) -> Mapping[str, Any]:
-        """Return the config.json of a checkpoint's folder."""
+        """Return the content of config.json in a checkpoint's folder."""
         config: Mapping[str, Any] = json.loads(
             (self.path / "config.json").read_text(encoding="utf-8")
         )
@@ -130,12 +130,12 @@ class Weights:
 
     @property
     def is_image(self) -> bool:
-        """Return whether a checkpoint's network takes images."""
+        """Return whether the weights are a checkpoint's folder that has an image processor."""
         return self.has("preprocessor_config.json", "processor_config.json")
 
     @property
     def architecture(self) -> str:
-        """Return the name of a checkpoint's network, or "" if config.json does not name it."""
+        """Return the class name of a checkpoint's network, or "" if config.json does not say."""
         return str((self.config.get("architectures") or [""])[0])
 
 

@@ -1,2 +1,1 @@
-"""Turns an fp32 model into the file that ONNX Runtime or OpenVINO serves on a CPU, or TensorRT on a
-GPU."""
+"""Turns an fp32 model into the engine for each value of --for: cpu, openvino, gpu and tensorrt."""

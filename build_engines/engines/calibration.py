@@ -18,7 +18,7 @@ from clients.base import Model, ModelClient, Tensors
 
 def client_in(folder: Path, model_spec: ModelSpec) -> ModelClient | None:
     """Return the model's client, created from the files in the folder, or None if the model has
-    none. Raise BuildError if the client does not fit the model."""
+    none. Raise BuildError if the client cannot be created."""
     if not model_spec.client:
         return None
     model = Model(
@@ -44,8 +44,8 @@ class Batches(CalibrationDataReader):  # type: ignore[misc]
 
 def calibration_batches(client: ModelClient, request: Request) -> Batches:
     """Return the inputs of the model for the samples of --calibration, except those held out for
-    the comparison. Raise UsageError if the client cannot be calibrated, --calibration is missing,
-    or there are too few samples."""
+    the comparison; with --no-compare, use all samples. Raise UsageError if the client's family has
+    no samples, or if --calibration is missing, cannot be read, or has too few samples."""
     samples = by_client(client.model.parameters["client"]).samples
     if samples is None:
         raise UsageError(f"{client.model.parameters['client']} cannot be calibrated for INT8")
@@ -58,7 +58,7 @@ def calibration_batches(client: ModelClient, request: Request) -> Batches:
 
 
 def _tensors(client: ModelClient, instances: Iterable[Any]) -> Iterator[Tensors]:
-    """Yield the model's inputs for each instance."""
+    """Yield the model's inputs for each instance, with default parameters."""
     names = {spec.name for spec in client.model.inputs}
     for instance in instances:
         rows = row_of(client.model, client.prepare([instance], client.defaults))

@@ -7,8 +7,9 @@ between convolutions become INT8 too. For OpenVINO they stay in fp32, because Op
 convolution, its activation and the quantization of the next convolution's input only if nothing
 between them is quantized.
 
-In other models, matrix products become dynamic INT8 for ONNX Runtime, and static, calibrated INT8
-for OpenVINO, which has no fast kernel for dynamic INT8.
+In other models, ONNX Runtime's quantizer makes every operator that it supports, mainly the matrix
+products, dynamic INT8. For OpenVINO, which has no fast kernel for dynamic INT8, MatMul becomes
+static, calibrated INT8.
 """
 
 import logging
@@ -59,7 +60,7 @@ def quantize(
     model_spec: ModelSpec, folder: Path, request: Request, engine: str = ONNX_RUNTIME
 ) -> None:
     """Quantize 1/model.onnx in place, for ONNX Runtime or OpenVINO. Raise BuildError if the model
-    cannot be quantized."""
+    has no operator to quantize, if it cannot be calibrated, or if the result cannot be loaded."""
     file = folder / "1" / "model.onnx"
     _join(file)
     with tempfile.TemporaryDirectory() as scratch, _quiet():
@@ -99,9 +100,10 @@ def _static(
     keeps_head: bool,
     operators: Sequence[str],
 ) -> None:
-    """Quantize `source` statically, and write it to `target`. `operators` are the types that are
-    quantized; nodes before the first of type `operators[0]` are not. If there is only one type,
-    quantize only the inputs of these operators, not their outputs."""
+    """Quantize `source` statically, and write it to `target`. `operators` are the types of nodes
+    that are quantized, except the nodes before the first one of type `operators[0]` and, if
+    `keeps_head`, the `heads`. If there is only one type, quantize only the inputs of its nodes, not
+    their outputs. Raise BuildError if there is no node of type `operators[0]`."""
     graph = onnx.load(source, load_external_data=False).graph
     if not any(node.op_type == operators[0] for node in graph.node):
         raise BuildError(f"INT8 quantizes {operators[0]}, and this model has no such operator")
@@ -114,7 +116,7 @@ def _static(
         op_types_to_quantize=list(operators),
         nodes_to_exclude=[*preparation(graph, operators[0]), *(heads(graph) if keeps_head else [])],
         activation_type=QuantType.QUInt8,
-        weight_type=QuantType.QInt8,  # the pair of types that x86 multiplies fastest
+        weight_type=QuantType.QInt8,  # x86 multiplies UINT8 by INT8 fastest
         extra_options={
             "OpTypesToExcludeOutputQuantization": list(operators) if len(operators) == 1 else []
         },
@@ -122,8 +124,9 @@ def _static(
 
 
 def preparation(graph: Any, first: str = "Conv") -> list[str]:
-    """Return the names of the nodes before the first operator of the type `first`. The nodes before
-    the first convolution normalize pixels, where INT8 would lose precision and save no time."""
+    """Return the names of the nodes before the first node of the type `first`, in the graph's
+    order. The nodes before the first convolution normalize pixels, where INT8 would lose precision
+    and save no time."""
     return [node.name for node in takewhile(lambda node: node.op_type != first, graph.node)]
 
 
@@ -156,9 +159,9 @@ def _dynamic(source: Path, target: Path) -> None:
 
 
 def _untie(path: Path) -> None:
-    """Give each Gemm a copy of its matrix if other nodes read it too, because the quantizer
-    transposes it in place. BERT's word embeddings, for example, are also the last matrix of its
-    language model."""
+    """Give each Gemm a copy of its matrix if other nodes read the matrix too, because the quantizer
+    transposes a Gemm's matrix in place. BERT's word embeddings, for example, are also the last
+    matrix of its language model."""
     model = onnx.load(path)
     uses = Counter(name for node in model.graph.node for name in node.input)
     matrices = {tensor.name: tensor for tensor in model.graph.initializer}
@@ -185,8 +188,8 @@ def _remove_unused_opsets(path: Path) -> None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence the quantizer in this context. Otherwise it would log advice to prepare the model,
-    which has been done."""
+    """Log only errors in this context. Otherwise the quantizer would advise to preprocess the
+    model, which has been done."""
     logging.disable(logging.WARNING)
     try:
         yield

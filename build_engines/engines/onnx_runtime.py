@@ -44,8 +44,8 @@ def for_openvino(model_spec: ModelSpec, folder: Path, request: Request) -> Engin
     """Return the engine for OpenVINO. For int8, quantize 1/model.onnx in place. For fp32, leave the
     file as it is; config_pbtxt.py decides whether OpenVINO may compute it in BF16.
 
-    The configuration for a CPU names OpenVINO as the engine. ONNX Runtime would run such an INT8
-    file slowly. Raise UsageError for fp16, and for a model that is not an ONNX file.
+    The configuration for a CPU names OpenVINO as the engine. ONNX Runtime would run an INT8 file
+    made for OpenVINO slowly. Raise UsageError for fp16, and for a model that is not an ONNX file.
     """
     if request.precision == "fp16":
         raise UsageError(NO_FP16)

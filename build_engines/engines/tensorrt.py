@@ -1,6 +1,6 @@
 """Builds a TensorRT plan with trtexec, which must run on the kind of GPU that will serve the plan.
 
-    1/model.onnx --profile, precision--> trtexec --> 1/model.plan (, 1/calibration.cache)
+    1/model.onnx, profile, precision (INT8: 1/calibration.cache) --> trtexec --> 1/model.plan
 
 The ONNX file is kept, for machines without a GPU and for building plans for other GPUs. For INT8,
 ONNX Runtime measures the range of each tensor on the calibration samples, and these ranges are
@@ -31,7 +31,8 @@ INT8_LEVELS = 127.0  # TensorRT's INT8 is symmetric: the largest value is 127 st
 
 
 def build(model_spec: ModelSpec, folder: Path, request: Request) -> Engine:
-    """Write 1/model.plan beside 1/model.onnx. Raise BuildError if it cannot be built here."""
+    """Write 1/model.plan beside 1/model.onnx, and return the engine. Raise BuildError if the plan
+    cannot be built here."""
     check(model_spec)
     onnx = folder / "1" / "model.onnx"
     gpu = this_gpu()
@@ -67,7 +68,7 @@ def build(model_spec: ModelSpec, folder: Path, request: Request) -> Engine:
 
 
 def check(model_spec: ModelSpec) -> None:
-    """Raise UsageError for a model that TensorRT cannot run."""
+    """Raise UsageError for a model that is not an ONNX file, or that has resize=keep_ratio."""
     if model_spec.platform != ONNX:
         raise UsageError("a TensorRT plan is built from an ONNX file: export the model as one")
     if keeps_ratio(model_spec.settings):
@@ -78,7 +79,7 @@ def check(model_spec: ModelSpec) -> None:
 
 
 def _calibrated(model_spec: ModelSpec, folder: Path, request: Request, code: int) -> Path:
-    """Write 1/calibration.cache, and return its path."""
+    """Write 1/calibration.cache for the TensorRT version `code`, and return its path."""
     client = client_in(folder, model_spec)
     if client is None:
         raise UsageError(
@@ -92,8 +93,8 @@ def _calibrated(model_spec: ModelSpec, folder: Path, request: Request, code: int
 
 
 def activation_ranges(onnx: Path, batches: CalibrationDataReader) -> dict[str, float]:
-    """Run the model on the batches. Return the largest absolute value of each tensor in the graph,
-    keyed by the tensor's name."""
+    """Run the model on the batches. Return the largest absolute value of each FP32 or FP16 tensor
+    in the graph that is not a weight, keyed by the tensor's name."""
     with tempfile.TemporaryDirectory() as scratch:
         calibrator = create_calibrator(
             str(onnx),

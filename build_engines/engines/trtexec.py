@@ -93,7 +93,7 @@ class Trtexec:
     @classmethod
     def find(cls) -> "Trtexec":
         """Find trtexec, and read its version from the output of --help. Raise BuildError if trtexec
-        is missing, too old or does not run."""
+        is missing, is too old, does not run, or prints no version."""
         path = find_trtexec()
         if not path:
             raise BuildError(
@@ -121,7 +121,7 @@ class Trtexec:
         """Write model.plan beside `onnx`. `timing` is the cache of measured kernel times, and
         `calibration` is INT8's calibration cache.
 
-        Raise BuildError if trtexec fails, or if this version cannot build in that precision.
+        Raise BuildError if trtexec fails, or if this version cannot build in this `precision`.
         """
         plan = onnx.with_name("model.plan")
         words = [f"--onnx={onnx}", f"--saveEngine={plan}", f"--timingCacheFile={timing}"]
@@ -145,9 +145,9 @@ class Trtexec:
             raise BuildError("trtexec succeeded but wrote no plan")
 
     def run(self, *words: str) -> None:
-        """Run trtexec, and print its newest line at most every 5 s. The kernel kills trtexec when
-        this process ends, even by SIGKILL. Raise BuildError with trtexec's last errors if it
-        fails."""
+        """Run trtexec, and print its newest line at most every 5 s. If setpriv is installed, the
+        kernel kills trtexec when this process ends, even by SIGKILL. If trtexec fails, raise
+        BuildError with its last errors."""
         lines: deque[str] = deque(maxlen=REMEMBERED)
         started = shown = time.monotonic()
         command = (*dying_with_us("KILL"), self.path, *words)
@@ -198,9 +198,9 @@ def _shapes_as_text(shapes: Mapping[str, Sequence[int]]) -> str:
 
 
 def run_plan(path: Path, feed: Tensors) -> Tensors:
-    """Run a plan that has its model.onnx beside it. Return the outputs as FP32, because trtexec
-    writes them with six digits. Each call loads the plan again, which takes seconds. Raise
-    BuildError if trtexec fails."""
+    """Run a plan that has its model.onnx beside it. Return the outputs as FP32, which can hold the
+    six digits that trtexec writes. Each call loads the plan again, which takes seconds. Raise
+    BuildError if trtexec is missing or fails."""
     inputs, _ = onnx_reader.specs(onnx_reader.read(path.with_suffix(".onnx")))
     shapes = {each.name: feed[each.name].shape for each in inputs if -1 in each.shape}
     words = [f"--loadEngine={path}", "--iterations=1", "--warmUp=0", "--duration=0"]
@@ -228,7 +228,7 @@ def _array(entry: Mapping[str, Any]) -> NDArray[np.float32]:
 
 def bound_to() -> dict[str, str]:
     """Return the GPU and the TensorRT version that a plan built on this machine is bound to, or {}
-    if none can be built here."""
+    if there is no GPU or no usable trtexec."""
     try:
         gpu = this_gpu()
         return {"gpu": gpu.gpu, "tensorrt": Trtexec.find().version} if gpu else {}
