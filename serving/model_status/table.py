@@ -224,10 +224,10 @@ class Models:
 
     def unready(self) -> ServingError | None:
         """Return the error for which /ping returns 503, or None if every model that should be
-        served is ready and has answered its example. Once the container has been ready, ignore
-        restarting and refused models unless all models are in such a state, because the platform
-        would replace the container by one with the same models."""
-        entries = self.current
+        served is ready and has answered its example. Ignore models that a call is loading. Once the
+        container has been ready, ignore restarting and refused models unless all models are in such
+        a state, because the platform would replace the container by one with the same models."""
+        entries = {name: each for name, each in self.current.items() if each.state != ADDING}
         if not entries:
             text = ": ".join(filter(None, ["no model is served", _reasons(self.rejected)]))
             return None if self.by_call else ModelNotReady(text)

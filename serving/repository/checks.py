@@ -165,9 +165,10 @@ def _numbers(config: Any) -> Iterator[tuple[str, int, int]]:
             size = max(1, warmup.batch_size) * _elements(tensor.dims)
             yield f"model_warmup '{warmup.name}': the size of '{name}',", size, MOST_WARMUP
     for name in THREADS & config.parameters.keys():
-        text = config.parameters[name].string_value
-        if text.isdecimal():  # any other text is left to the backend
-            yield f"parameter '{name}'", int(text[:20]), MOST_THREADS
+        # a backend may accept signs, spaces and other characters around the digits
+        digits = "".join(filter(str.isdecimal, config.parameters[name].string_value))
+        if digits:
+            yield f"parameter '{name}'", int(digits[:20]), MOST_THREADS
 
 
 def _name(tensor: Any) -> str:

@@ -16,7 +16,7 @@ from serving.errors import (
     TritonUnavailable,
 )
 from serving.front.monitoring import Monitoring
-from serving.model_status.states import FAILED, LOADING, READY, REFUSED
+from serving.model_status.states import ADDING, FAILED, LOADING, READY, REFUSED
 from serving.model_status.table import Entry, Models
 from serving.settings.table import AT_START, ON_POST, LoadPolicy
 from serving.triton.connection import PROBE_SECONDS
@@ -71,6 +71,7 @@ WELL = Entry("well", "well", "", "", 0, READY, answered=True)
 SILENT = Entry("silent", "silent", "", "", 0, READY)
 ENDED = Entry("ended", "ended", "", "", 0, REFUSED)
 LOADS = Entry("loads", "loads", "", "", 0, LOADING)
+ADDED = Entry("added", "added", "", "", 0, ADDING)
 
 
 @pytest.mark.parametrize(
@@ -79,6 +80,7 @@ LOADS = Entry("loads", "loads", "", "", 0, LOADING)
         ([WELL], False, AT_START, None),
         ([], False, AT_START, ModelNotReady),
         ([], False, ON_POST, None),
+        ([WELL, ADDED], False, ON_POST, None),
         ([WELL, SILENT], True, AT_START, ModelNotReady),
         ([WELL, LOADS], True, AT_START, ModelNotReady),
         ([WELL, ENDED], False, AT_START, ModelRefused),

@@ -137,6 +137,7 @@ def test_read_no_fifo_in_a_client(tmp_path: Path) -> None:
         warmup("zero_data: true", dims="1048576", batch=1048576),
         warmup("random_data: true").replace("count: 1", "count: 4000000000"),
         parameter("100000", "intra_op_thread_count"),
+        parameter(" +1_00000", "intra_op_thread_count"),
         parameter("9" * 5000, "INFERENCE_NUM_THREADS"),
     ],
 )
