@@ -1,5 +1,5 @@
-"""Limits how much data, memory and time one request may use. Each limit is checked before the work
-that it limits.
+"""Limits how much data, memory and time one request may use. Limits on data and memory are checked
+before the work that needs them, and limits on time during the work.
 
 Limits that no setting changes are far above what callers usually send. docs/security.md has a table
 of all limits.
@@ -35,25 +35,25 @@ from serving.request_memory import (
 Item = TypeVar("Item")
 NOT_FINITE = re.compile(rb"NaN|Infinity")  # as Python's json.dumps writes them
 
-# The maximum number of lists, objects and strings in a JSON text. Each takes 60 to 120 bytes as a
-# Python object.
+# The maximum number of lists, objects and strings in a JSON text. Each takes about 60 to 200 bytes
+# as a Python object.
 MOST_JSON_PARTS = 2_000_000
-# The maximum number of instances in a body that is not answered with lines. No model answers more
-# of them within a minute.
+# The maximum number of instances in a list, or of rows in a table. Bodies that are answered with
+# lines may contain more in total.
 MOST_INSTANCES = 100_000
-# The maximum number of strings in a tensor. Each takes at least 4 bytes in the body and about 60 as
-# a Python object.
+# The maximum number of strings in a tensor. Each takes as little as 3 bytes of the body, but about
+# 300 bytes of memory (request_memory.py).
 MOST_STRINGS = 1_000_000
-MOST_CELLS = 100_000  # cells in a row of CSV; each becomes a Python string of about 50 bytes
+MOST_CELLS = 100_000  # cells in a row of CSV or LibSVM; each becomes a string of about 50 bytes
 # The maximum number of keys, inputs, outputs or parameters in a tensor request. Models have at most
 # a few hundred.
 MOST_NAMED = 2_048
-# The maximum number of detections in an image. End-to-end networks return 300, and COCO's metric
-# counts 100.
+# The maximum number of detections to return for an image. End-to-end networks return 300, and
+# COCO's metric counts 100.
 MOST_DETECTIONS = 1_000
 MOST_DIMENSIONS = 32  # dimensions of a tensor; NumPy 1 and Triton's Python backend support no more
-# The maximum number of rows that a client makes from one instance. BERT-base needs a minute for
-# 1,000 rows.
+# The maximum number of rows that a client makes from one instance, or from a batch of texts.
+# BERT-base needs a minute for 1,000 rows.
 MOST_ROWS = 1_000
 # The maximum number of characters that a client makes from one instance: the documents of a query,
 # the query repeated for each document, or the template repeated for each label. The slowest text to
@@ -85,8 +85,8 @@ class Budget:
     body_bytes: int = 25 * 2**20
 
     def check_output(self, size: int) -> None:
-        """Raise PayloadTooLarge if a reply in one piece, or a line of a stream, has more than
-        OUTPUT_FACTOR * `body_bytes` bytes."""
+        """Raise PayloadTooLarge if `size`, the bytes of a reply in one piece or of a line of a
+        stream, is more than OUTPUT_FACTOR * `body_bytes`."""
         most = OUTPUT_FACTOR * self.body_bytes
         if size > most:
             raise PayloadTooLarge(
@@ -207,7 +207,8 @@ class Allowance:
     thread: int = 0
 
     def check(self) -> None:
-        """Raise TooLate when the deadline has passed or the processor time is used up."""
+        """Raise TooLate when the deadline has passed or, in the request's own `thread`, when the
+        processor time is used up."""
         self.deadline.left()
         if monotonic() < self.earliest or get_ident() != self.thread:
             return

@@ -31,7 +31,8 @@ _numbers = count()
 
 def make_client(model: Model) -> ModelClient | None:
     """Create the model's client. Return None if the model has no client. Raise ConfigError if the
-    client does not exist or is invalid, and any exception that the client's code raises."""
+    client that config.pbtxt names does not exist, or if a client file does not define a client.
+    Raise any exception that the client's code raises."""
     named = model.parameters.get("client", "")
     if file := own_client(model.path, named):
         return _imported(file)(model)

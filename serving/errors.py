@@ -268,7 +268,7 @@ class DecodingError(ServingError, code="decoding_error"):
         super().__init__(reason, field, instance)
 
     def at(self, instance: int, field: str = "") -> "DecodingError":
-        """Return the same error with its position in the request."""
+        """Return a copy of this error for this `instance` and, if it is given, this `field`."""
         return DecodingError(self.reason, field=field or self.field, instance=instance)
 
     def __str__(self) -> str:

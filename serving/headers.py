@@ -36,7 +36,8 @@ def preferred(accept: str, *others: str) -> str:
 
 @lru_cache(maxsize=256)
 def wants_other_picture(accept: str) -> bool:
-    """Return whether the Accept header lists only types of images, but none of PICTURES."""
+    """Return whether the Accept header lists only types of images, none of which matches one of
+    PICTURES."""
     types = [each for each, _ in parse_accept_header(accept, MIMEAccept)]
     is_picture = bool(types) and all(each.startswith("image/") for each in types)
     return is_picture and preferred(accept, *PICTURES) == JSON_TYPE

@@ -33,9 +33,9 @@ from serving.triton.tensors import InferReply, InferRequest, Parameters, Tensor
 
 @dataclass(frozen=True)
 class Step:
-    """One call to Triton within a job. If the step `is_partial`, its reply is kept, and the next
-    step is finished with both replies. `batch` is the job's own data for the step, including its
-    reserved memory. It is kept until the step is finished."""
+    """One call to Triton within a job. If the step `is_partial`, its reply is kept. The next step
+    that is not partial is finished with all kept replies and its own. `batch` is the job's own data
+    for the step, including its reserved memory. It is kept until the step is finished."""
 
     inputs: Sequence[Tensor]
     parameters: Parameters = field(default_factory=dict)
@@ -153,8 +153,8 @@ def _check_rows(inputs: Sequence[Tensor]) -> None:
 
 def _call_bytes(served: ServedModel, step: Step) -> int:
     """Estimate how many bytes of memory a call takes for its inputs and its outputs. The sizes of
-    the outputs come from the model's configuration. Their dynamic dimensions are assumed to be as
-    large as those of the smallest input."""
+    the outputs come from the model's configuration. The last dimensions of the smallest input are
+    used as their dynamic dimensions."""
     inputs = sum(len(tensor.data) for tensor in step.inputs)
     shapes = [tensor.shape for tensor in step.inputs]
     rows = 1

@@ -74,7 +74,8 @@ class NamedValue:
     form: str = ""
 
     def __post_init__(self) -> None:
-        """Replace choices of None by (). Raise ValueError if the definition is wrong."""
+        """Convert `choices` to a tuple. Raise ValueError if a field has a wrong type. If there is
+        no `parser`, also check that `parse` accepts the default."""
         for name, kind in _KINDS.items():
             value = getattr(self, name)
             if not isinstance(value, kind):
@@ -176,8 +177,8 @@ def _parse_names(value: Any) -> Names:
 
 
 def _split(value: Any) -> list[Any]:
-    """Split a text at its commas, or return the items of a list. Raise ValueError if there are too
-    many."""
+    """Split a text at its commas, or return the items of a list. Raise ValueError if there are more
+    than MOST_NAMES, or if `value` is neither a text nor a list."""
     parts = value
     if isinstance(value, str):
         parts = [part.strip() for part in value.split(",", MOST_NAMES)]  # at most one too many

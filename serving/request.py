@@ -39,7 +39,8 @@ class Target:
         return cls(source, _agreed("name", targets), _agreed("version", targets))
 
     def without(self, other: "Target") -> "Target":
-        """Return this target without the name or version that `other` specifies."""
+        """Return this target without its name if `other` has a name, and without its version if
+        `other` has a version."""
         name = None if other.name else self.name
         version = None if other.version else self.version
         return Target(self.source, name, version)

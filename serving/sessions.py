@@ -113,7 +113,8 @@ class Sequencing:
 
 
 def read_flag(name: str, value: object) -> bool:
-    """Parse a flag of a sequence: a bool, 1, 0 or one of WORDS. Raise InvalidRequest."""
+    """Parse a flag of a sequence: a bool, 1, 0 or one of WORDS. Raise InvalidRequest for any other
+    value."""
     word = str(value).lower() if isinstance(value, bool | int | str) else ""
     if word not in WORDS:
         raise InvalidRequest(f"'{name}' must be true or false; got {quoted(value)}")
@@ -149,7 +150,8 @@ class Session:
         cls, sequencing: Sequencing, header: str, maps: Iterable[Mapping[str, object]]
     ) -> "Session | None":
         """Return the session that `header` names, or None if it is empty. `maps` are the objects
-        that may contain the key `sequence_end`. Raise SessionNotFound or InvalidRequest."""
+        that may contain the key `sequence_end`. Raise SessionNotFound or InvalidRequest if the id
+        or a flag is invalid."""
         ends = [
             read_flag(SEQUENCE_END, fields[SEQUENCE_END])
             for fields in maps
@@ -178,8 +180,9 @@ class Session:
 
     def headers(self) -> dict[str, str]:
         """Return the headers for the reply: the session's id and expiry if it starts, its id if it
-        ends. Triton counts the time from the arrival of the last step, which is later than `begun`,
-        and Expires is rounded down to whole seconds. So the session exists until then."""
+        ends. The session exists at least until Expires, because Triton counts the time from the
+        arrival of the last step, which is later than `begun`, and because Expires is rounded down
+        to whole seconds."""
         expires = self.begun + timedelta(seconds=self.sequencing.idle_seconds)
         headers = {}
         if self.starts:

@@ -1,2 +1,2 @@
-"""Parses the bodies that callers send. Each kind of body has a class that creates the inputs for
-Triton, and the reply."""
+"""Parses the bodies that callers send. Each kind of body has a class, whose method `bind` returns
+the Job that creates the inputs for Triton and the reply."""

@@ -1,5 +1,5 @@
-"""Reads JSON that has none of this project's keys: lists and strings, as SDKs send them, and data
-frames, as MLflow's clients send them."""
+"""Reads JSON lists and strings, as SDKs send them, nested lists that are tensors, and data frames,
+as MLflow's clients send them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -45,7 +45,7 @@ def tensors_of(
 ) -> TensorBody:
     """Convert a JSON value to tensors for a model without a client. Nested lists become the model's
     only input, and an object {input: nested lists} becomes several inputs. The body has `length`
-    bytes. Raise InvalidRequest."""
+    bytes. Raise InvalidRequest if the names, the number or the nesting of the inputs is wrong."""
     model = served.model
     specs = {spec.name: spec for spec in model.inputs}
     if not isinstance(value, Mapping):
@@ -61,8 +61,9 @@ def tensors_of(
 
 
 def _input(spec: TensorSpec, data: Any, is_batched: bool) -> schemas.Input:
-    """Convert nested lists to a tensor of the same shape. If the lists have one level less than a
-    batch, they become a batch of one row. Raise InvalidRequest."""
+    """Convert nested lists to a tensor of the same shape. If `is_batched` and the lists have one
+    level less than a batch, they become a batch of one row. Raise InvalidRequest if the lists are
+    empty, nested too deep, or differ in length."""
     shape: list[int] = []
     values = [data]
     while list in (types := types_of(values)):
@@ -72,7 +73,7 @@ def _input(spec: TensorSpec, data: Any, is_batched: bool) -> schemas.Input:
                 f"input '{spec.name}': lists next to each other must have the same length, and may "
                 f"be nested at most {MOST_DIMENSIONS} deep"
             )
-        shape += lengths  # it contains one number
+        shape += lengths  # `lengths` contains one number
         values = flattened(values)
     if not values:
         raise InvalidRequest(f"input '{spec.name}': the list is empty; send a row or more")
@@ -83,8 +84,8 @@ def _input(spec: TensorSpec, data: Any, is_batched: bool) -> schemas.Input:
 
 def rows_of(frame: schemas.Frame, field: str) -> list[Item]:
     """Return the rows of a data frame as instances. A row becomes an object whose keys are the
-    columns, or a list if the columns are numbered instead of named. Raise InvalidRequest,
-    DecodingError or PayloadTooLarge."""
+    columns, or a list if the columns are the numbers 0, 1, 2 and so on. Raise a ServingError if the
+    frame is invalid or takes too much memory."""
     columns = list(map(str, frame.columns))
     for number, row in enumerate(in_time(frame.data)):
         if len(row) != len(columns):

@@ -18,9 +18,9 @@ from serving.codecs import Codec, Limits
 from serving.codecs.image import most_memory
 from serving.errors import DecodingError
 
-LONGEST_WAIT = 60.0  # seconds between two checks of the deadline
-# Images count as large if decoding a batch of them takes more than this many bytes, which is enough
-# for 2 megapixels.
+LONGEST_WAIT = 60.0  # maximum number of seconds between two checks of the deadline
+# Images count as large if decoding a batch of them takes more than this many bytes of memory, which
+# is enough for 2 megapixels.
 LARGE = 2**24
 # Texts count as long if a batch of them has more characters than this. The tokenizer takes 40 ms
 # for 8,192 hash signs.
@@ -37,16 +37,16 @@ class Item:
     value: Any = None
 
     def open(self, client: ModelClient, limits: Limits) -> Any:
-        """Check the instance, and return the object that `load` decodes. Raise DecodingError or
-        PayloadTooLarge."""
+        """Check the instance, and return the object that `load` decodes. Raise DecodingError if it
+        is invalid, and PayloadTooLarge or Overloaded if it takes too much memory."""
         if self.raw is not None:
             return client.codec.open(self.raw, limits)
         client.check_keys(self.value)
         return client.codec.open_json(self.value, limits)
 
     def load(self, codec: Codec, opened: Any, index: int) -> Any:
-        """Decode the opened instance. Raise a DecodingError that contains `index`, the position of
-        the instance in the request."""
+        """Decode the opened instance. If it is invalid, raise a DecodingError that contains
+        `index`, the position of the instance in the request."""
         try:
             return codec.load(opened)
         except DecodingError as err:
@@ -54,7 +54,8 @@ class Item:
             raise self.placed(err, index, part) from err
 
     def placed(self, error: DecodingError, index: int, part: str = "") -> DecodingError:
-        """Return `error` with the position of the instance in the request added to it."""
+        """Return a copy of `error` that says at which position of the request the instance is, and
+        in which field. `part` is the field within the instance, unless `error` names another."""
         names = (self.field, error.field or part)
         return error.at(index, ".".join(filter(None, names)))
 
@@ -62,9 +63,9 @@ class Item:
 @dataclass(frozen=True)
 class Opened:
     """The result of opening `items`, to decode them together. `index` is the position of the first
-    item in the request. `values` are the opened items, which may be fewer than `items`. If the next
-    item could not be opened, `mistake` is its error. `memory` is how many bytes of memory decoding
-    `values` takes."""
+    item in the request. `values` are the opened items, which may be fewer than `items`. If the item
+    after them could not be opened, `mistake` is its error. `memory` is how many bytes of memory
+    decoding `values` takes."""
 
     index: int
     items: Sequence[Item]
@@ -77,9 +78,9 @@ class Decoder:
     """Decodes instances. If there are several images, a pool of `threads` threads decodes them.
 
     At most `turns` requests decode and preprocess instances at a time. The others wait, because
-    they would only contend for the GIL. This limit applies separately to each kind of instance, and
-    to large images and long texts. So texts do not wait for images, small images do not wait for
-    large ones, and short texts do not wait for long ones.
+    they would only contend for the GIL. This limit applies separately to each kind of instance and,
+    within a kind, to large images or long texts. So texts do not wait for images, small images do
+    not wait for large ones, and short texts do not wait for long ones.
     """
 
     def __init__(self, limits: Limits, turns: int = 1, threads: int = 1) -> None:
@@ -92,8 +93,8 @@ class Decoder:
 
     @contextmanager
     def turn(self, kind: str, is_large: bool, deadline: Deadline) -> Iterator[None]:
-        """Wait until this request may decode instances of this `kind`, which it may do inside the
-        `with` block. Raise TooLate if the deadline passes first."""
+        """Wait until this request may decode instances of this `kind` and size. It may do so until
+        the `with` block ends. Raise TooLate if the deadline passes first."""
         turn = self._turns[kind, is_large]
         while not turn.acquire(timeout=deadline.left(LONGEST_WAIT)):
             pass
@@ -136,10 +137,10 @@ class Decoder:
     def open(
         self, client: ModelClient, index: int, items: Sequence[Item], *, whole: bool = False
     ) -> Opened:
-        """Open the first items, as many as can be decoded in the memory that the largest allowed
-        image takes, but at least one. The limit is necessary because a small body can contain many
-        large images. `index` is the position of the first item in the request. If `whole` is true,
-        JPEGs are not reduced."""
+        """Open items until one is invalid, or until decoding them together would take more memory
+        than the largest allowed image. The limit is necessary because a small body can contain
+        many large images. `index` is the position of the first item in the request. If `whole` is
+        true, JPEGs are not reduced."""
         values: list[Any] = []
         memory = 0
         most = most_memory(self.limits.max_image_pixels)

@@ -6,11 +6,11 @@ is a parameter. If the model has a client, a flat object can also be an instance
 {"text": "…"}, or contain instances in the format of Hugging Face's toolkit: {"inputs": "…"}.
 
 JSON is parsed only once, except for large bodies that simdjson cannot read, the first JSON line,
-which may name the model (lines.py), and texts, which are parsed to see whether they are JSON
+which may name the model (lines.py), and bodies that are not declared as JSON but look like it
 (reading.py, instances.py). Each JSON library has its own purpose:
 
-- msgspec reads all JSON except large tensors. It checks each shape against a Struct, which is also
-  in /openapi.json, and its errors say where the mistake is.
+- msgspec reads all JSON that simdjson does not read. It checks each shape against a Struct, which
+  is also in /openapi.json, and its errors say where the mistake is.
 - simdjson reads large tensors, because it copies numbers into numpy without creating Python
   objects.
 - orjson writes replies from numpy's arrays.
@@ -54,7 +54,9 @@ from serving.triton.tensors import InferReply, Tensor
 
 # an object in "inputs" with one of these keys is a KServe tensor
 INPUT_KEYS = {"name", "shape", "datatype", "data"}
-MOST_KEYS = 32  # keys of a document of tensors, and of each tensor; KServe defines 4 and 5
+# The maximum number of keys that simdjson reads in a document of tensors, and in each tensor.
+# KServe defines 4 and 5.
+MOST_KEYS = 32
 # For JSON of this many bytes or more, simdjson is faster, because it does not create a Python
 # object for each number.
 LARGE = 2 * 1024
@@ -68,10 +70,11 @@ SHAPES = (
 
 @dataclass(frozen=True)
 class FlatBody:
-    """A flat JSON object. If it contains neither instances for the model's client nor bare tensors,
-    it is answered with a stream; or in one piece, if it `generates`: the route is …/generate, or
-    SAGEMAKER_TRITON_INFERENCE_TYPE requests it. If the answer must be a stream, `stream` is its
-    media type."""
+    """A flat JSON object. It may contain instances for the model's client, or bare tensors. If it
+    contains neither, it is answered with a stream if one is requested, or else in one piece if
+    `generates` is true, and is otherwise refused. `generates` is true on the routes …/generate and
+    …/generate_stream, and if SAGEMAKER_TRITON_INFERENCE_TYPE is not "infer". If the answer must be
+    a stream, `stream` is its media type."""
 
     document: JsonObject
     generates: bool = False
@@ -104,8 +107,8 @@ class FlatBody:
         any object is for a model of tables. Or it may have the format of Hugging Face's toolkit,
         {"inputs": …, "parameters": {…}}.
 
-        Return None if it is neither, if the model has no client, or if the body `generates` and the
-        object names an input of the model. Raise InvalidRequest or PayloadTooLarge.
+        Return None if it is neither, if the model has no client, or if the body `generates` and a
+        key is the name of one of the model's inputs. Raise a ServingError if the object is invalid.
         """
         client = served.client
         names = {spec.name for spec in served.model.inputs}
@@ -127,7 +130,8 @@ class FlatJob(Job):
 
     def __init__(self, served: ServedModel, request: Request, body: FlatBody) -> None:
         """Raise InvalidRequest if neither a stream nor Triton's generate extension was requested,
-        because a flat object is read only then."""
+        because a flat object is read only then, or if a field of the object is invalid. Raise
+        SessionNotFound if the session's id does not fit the model."""
         self.document = body.document
         self.parameters = body.flat.parameters or {}
         self.id = str(body.flat.id or "")
@@ -224,8 +228,8 @@ Shape = Instances | TensorBody | FlatBody
 
 def read_object(data: bytes, generates: bool = False, stream: str = "") -> Shape:
     """Parse a JSON object, and return it as the kind of body that it represents: Instances,
-    TensorBody or FlatBody. `generates` and `stream` are passed on to a FlatBody. Raise
-    InvalidRequest, DecodingError or PayloadTooLarge."""
+    TensorBody or FlatBody. `generates` and `stream` are passed on to a FlatBody. Raise a
+    ServingError if the object is invalid or takes too much memory."""
     if tensors := _large_tensors(data):
         return TensorBody(tensors, len(data))
     hint = f"; send JSON of one of the shapes {SHAPES}"
@@ -236,8 +240,8 @@ def read_object(data: bytes, generates: bool = False, stream: str = "") -> Shape
 def read_shape(
     document: JsonObject, length: int, generates: bool = False, stream: str = ""
 ) -> Shape:
-    """Return a parsed object of `length` bytes as the kind of body that it represents. Raise
-    InvalidRequest, DecodingError or PayloadTooLarge."""
+    """Return a parsed object of `length` bytes as the kind of body that it represents. Raise a
+    ServingError if it is invalid or takes too much memory."""
     if _are_tensors(document.get("inputs")):
         return TensorBody(_tensors(document), length)
     for key in KEYS:
@@ -281,8 +285,8 @@ KEYS = ("instances", "payload", "dataframe_split", "dataframe_records")
 
 
 def read_instances(document: JsonObject, key: str) -> Instances:
-    """Read an object that contains instances under `key`, one of the keys of INSTANCES. Raise
-    InvalidRequest, DecodingError or PayloadTooLarge."""
+    """Read an object that contains instances under `key`, one of the keys of INSTANCES. Raise a
+    ServingError if the object is invalid or takes too much memory."""
     shape, make_items = INSTANCES[key]
     body = read(shape, document)
     items = make_items(getattr(body, key), key)
@@ -295,8 +299,8 @@ def read_binary(
     header_length: str, source: str, data: bytes, is_kserve: bool = False
 ) -> TensorBody:
     """Read a body that consists of a JSON header and binary data, or of binary data alone.
-    `header_length` is the length of the JSON header, and `source` says where it was found. Raise
-    InvalidRequest or PayloadTooLarge."""
+    `header_length` is the length of the JSON header, and `source` says where it was found. Raise a
+    ServingError if the length or the header is invalid, or the header takes too much memory."""
     size = whole_number(header_length)
     if size is None or size > len(data):
         raise InvalidRequest(
@@ -312,7 +316,8 @@ def read_binary(
 
 
 def read_tensors(data: bytes, subject: str = "the body") -> schemas.Tensors:
-    """Parse a JSON object with tensors. Raise InvalidRequest or PayloadTooLarge."""
+    """Parse a JSON object with tensors. Raise a ServingError if it is invalid or takes too much
+    memory."""
     tensors = _large_tensors(data)
     if tensors:
         return tensors
@@ -326,7 +331,7 @@ def _tensors(document: JsonObject, subject: str = "the body") -> schemas.Tensors
 
 def _large_tensors(data: bytes) -> schemas.Tensors | None:
     """Parse a large document of tensors with simdjson. Return None for any other document, which
-    msgspec then reads, or for which it explains what is wrong."""
+    the caller then parses with msgspec. If it is invalid, msgspec's error says why."""
     if len(data) < LARGE or b'"datatype"' not in data:
         return None
     reserved = admit_json(data, json_numbers)
@@ -349,7 +354,7 @@ def _parsed(data: bytes) -> schemas.Tensors | None:
         tensors = msgspec.convert(document, schemas.Tensors)
     except (AttributeError, LookupError, RuntimeError, TypeError, ValueError):
         return None
-    check_misspelt(document)  # outside the try block, which would suppress its error
+    check_misspelt(document)
     are_arrays = all(isinstance(tensor.data, simdjson.Array) for tensor in tensors.inputs)
     return tensors if are_arrays else None
 

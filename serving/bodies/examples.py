@@ -24,8 +24,8 @@ from serving.triton.gateway import TritonGateway
 
 
 def try_example(gateway: TritonGateway, decoder: Decoder, served: ServedModel) -> None:
-    """Send the model its example. Raise a ServingError or BackendDied if it does not answer. Do
-    nothing if the model has no client."""
+    """Send the model its example. Raise a ServingError or BackendDied if it does not answer, or if
+    its client could not be created. Do nothing if the model has no client."""
     if not served.client and not served.client_error:
         return
     request = Request("example", decoder=decoder)
@@ -42,8 +42,8 @@ def try_example(gateway: TritonGateway, decoder: Decoder, served: ServedModel) -
 
 
 def ask_example(gateway: TritonGateway, decoder: Decoder, served: ServedModel) -> None:
-    """Test a newly loaded model with its example. If the test fails, raise a ServingError that
-    helps the model's author: if the client's code failed, LoadFailed names the line."""
+    """Test a newly loaded model with its example. If the test fails, raise a ServingError. If the
+    client's code failed on the example, the error is a LoadFailed that names the line."""
     if served.client_error:
         raise LoadFailed(served.client_error)
     try:

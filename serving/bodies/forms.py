@@ -120,16 +120,16 @@ def _parse_fields(data: bytes) -> dict[str, str]:
 
 
 def named_in_form(data: bytes) -> Target:
-    """Return the model that a URL-encoded form names. Raise InvalidRequest if it names two
-    different models."""
+    """Return the model that a body names if it is a URL-encoded form. Raise InvalidRequest if the
+    form names two different models."""
     fields = _parse_fields(data) if FIRST_KEY.match(data) else {}
     return Target.within("the form", fields)
 
 
 def read_form(data: bytes, boundary: str) -> TextOrForm:
     """Parse a multipart form, whose parts are separated by `boundary`. Each file is an instance. A
-    field names the model, is a parameter, or is a key of an instance. Raise InvalidRequest or
-    PayloadTooLarge."""
+    field names the model, is a parameter, or is a key of an instance. Raise a ServingError if the
+    form is invalid or takes too much memory."""
     reserve(FILES * len(data), "the form")
     _check_headers(data, boundary)
     parser = MultiPartParser(

@@ -58,7 +58,7 @@ FORMS = {
     "token-classification": Form("entities", {"entity_group": "label"} | WORD),
     "zero-shot-classification": Form("classes", CLASS),
 }
-# default parameters of the pipelines that differ from ours, keyed by task
+# the pipelines' default values of parameters, where they differ from ours, keyed by task
 DEFAULTS = {"token-classification": {"aggregation_strategy": "simple"}}
 OURS = {"threshold": "confidence"}  # maps the pipelines' names of parameters to ours
 OF_EMBEDDINGS = ("truncate", "normalize", "dimensions", "prompt_name")

@@ -1,8 +1,9 @@
 """Makes predictions for instances with a model's client: decodes and preprocesses the instances,
 calls the model, and postprocesses its outputs.
 
-This is done in batches. A batch has at most max_batch_size instances, and no more than fit into
-memory together. The predictions are in the order of the instances.
+This is done in batches. A batch has at most max_batch_size instances (one, if the model has no
+batch dimension), and no more than fit into memory together. The predictions are in the order of the
+instances.
 """
 
 import io
@@ -79,8 +80,8 @@ class Instances:
         return InstancesJob(served, request, self)
 
     def _check_not_json(self, client: ModelClient) -> None:
-        """Raise InvalidRequest for a raw body without a media type that is a JSON list or string,
-        because it is probably meant as JSON."""
+        """Raise InvalidRequest if a raw body whose media type is in UNDECLARED is a JSON list or
+        string, because it is probably meant as JSON. Do nothing if the client accepts raw JSON."""
         raw = self.items[0].raw
         if (
             raw is None
@@ -106,9 +107,9 @@ class Batch:
     """Instances that are answered together.
 
     `first` is the index of the first instance, and `end` is the index after the last. `calls` are
-    the inputs of the calls to Triton that have not been made yet. `memory` is how many bytes
-    decoding the instances took, and also how many drawing on one of them takes. `reserved` is the
-    memory that the batch holds until it is finished.
+    the inputs of the calls to Triton that have not been made yet. `memory` is how many bytes of
+    memory decoding the instances took. Drawing on a batch's only image takes as many.
+    `reserved` is the memory that the batch holds until it is finished.
     """
 
     first: int
@@ -154,13 +155,14 @@ class InstancesJob(Job):
     """Makes predictions with a model's client."""
 
     def __init__(self, served: ServedModel, request: Request, body: Instances) -> None:
-        """Raise InvalidRequest if a parameter is wrong, and NotAcceptable if an image is requested
-        for several instances or in another format than those of PICTURES."""
+        """Raise InvalidRequest or SessionNotFound if a parameter or the session's id is wrong, and
+        NotAcceptable if an image is requested for several instances or in a format not in PICTURES.
+        """
         super().__init__(served, request, body.parameters)
         self.client = served.require_client()
         self.items = body.items
         self.sample_shape = body.sample_shape
-        self.truncated = 0  # how many instances were cut because they are too long for the model
+        self.truncated = 0  # how many texts were cut because they are too long for the model
         # A model with sequences needs a sequence for each request. Without a session, the sequence
         # lasts only for this request.
         self.sequence = self.session
@@ -274,9 +276,9 @@ class InstancesJob(Job):
         return instances, tensors
 
     def _row_bytes(self, shape: Sequence[int] = ()) -> int:
-        """Return how many bytes the tensors of one row take. `shape` is the shape of one row of an
-        input, and determines the sizes of dynamic dimensions. If `shape` is empty, dynamic
-        dimensions count as 1."""
+        """Return how many bytes of memory one row takes, copies of its tensors included. `shape` is
+        the shape that `_rows` returns. Its last dimensions are used as the dynamic dimensions of
+        every input and output. If `shape` is empty, dynamic dimensions count as 1."""
         outputs = self.served.output_bytes(self.client.outputs, shape)
         return INPUT * self.served.input_bytes(shape) + OUTPUT * outputs
 
@@ -288,7 +290,8 @@ class InstancesJob(Job):
 
     def _reserve(self, size: int, holds: bool) -> Reservation:
         """Reserve the memory for a batch. If other requests hold the memory, wait for it, or raise
-        Overloaded if this request `holds` memory already. Raise PayloadTooLarge or TooLate."""
+        Overloaded if this request `holds` memory already. Raise PayloadTooLarge if a request may
+        never hold that much, and TooLate if the deadline passes first."""
         while True:
             try:
                 return reserve(size, "a batch of its instances")
@@ -359,7 +362,7 @@ class InstancesJob(Job):
         return all_rows
 
     def reply(self, results: Iterator[Predictions]) -> Reply:
-        """Return the reply, with the number of truncated instances in a header."""
+        """Return the reply. If texts were truncated, a header contains their number."""
         reply = self._reply(results)
         if not self.truncated:
             return reply
@@ -436,7 +439,8 @@ def client_parameters(
 ) -> dict[str, Any]:
     """Return the values of the client's parameters. `parameters`, which are those in the body,
     override those in the query string, and these override those in Custom-Attributes. Attributes
-    that are not parameters are ignored. Raise InvalidRequest."""
+    that are not parameters are ignored. Raise InvalidRequest if another name or a value is wrong.
+    """
     names = {parameter.name for parameter in client.parameters}
     values = {name: value for name, value in request.attributes.items() if name in names}
     values |= {**request.parameters, **parameters}
@@ -445,8 +449,8 @@ def client_parameters(
 
 
 def document(served: ServedModel, items: bytes, version: str, sample_shape: bool) -> bytes:
-    """Return the JSON of the reply. `items` is the JSON that `as_items` returned. The reply is not
-    written with orjson, which would copy `items` twice."""
+    """Return the JSON of the reply. `items` is the JSON that `as_items` returned. It is not passed
+    through orjson, which would copy it twice."""
     if sample_shape:
         about = orjson.dumps({"modelname": served.public_name})
         return b"".join((about[:-1], b',"result":', items, b"}"))
@@ -483,10 +487,9 @@ def _inputs_of_calls(client: ModelClient, tensors: Tensors) -> Iterator[list[Ten
 
 
 def _rows(client: ModelClient, tensors: Tensors) -> tuple[tuple[int, ...], int]:
-    """Return the shape of one row of an input, and the number of rows. If the rows of the inputs
-    differ in length, return the shape of the shortest. Only an input with the positions of masked
-    tokens is shorter than the text, and a model with such an input has outputs only for those
-    positions."""
+    """Return the shape of one row of the smallest input, and the number of rows. The smallest input
+    is used because the positions of masked tokens are an input that is shorter than the text, and
+    then the outputs contain only those positions."""
     shapes = [tensors[spec.name].shape for spec in client.model.inputs if spec.name in tensors]
     shortest = min((shape[1:] for shape in shapes), key=prod, default=())
     return shortest, max((shape[0] for shape in shapes), default=1)

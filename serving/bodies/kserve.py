@@ -57,8 +57,8 @@ class TensorBody:
     """A body with tensors. `document` is its JSON, `binary` is the data after the JSON, and
     `length` is the size of the whole body in bytes.
 
-    `is_kserve` is true if the request came through one of KServe's own routes. The replies of these
-    routes contain the length of their JSON in the header HEADER_LENGTH.
+    `is_kserve` is true if the request came through one of KServe's own routes. If a reply of such a
+    route contains binary data, its header HEADER_LENGTH is the length of the JSON.
     """
 
     document: schemas.Tensors
@@ -74,7 +74,8 @@ class TensorBody:
         return TensorJob(served, request, self)
 
     def inputs(self, job: Job) -> list[Tensor]:
-        """Return the inputs of the job's only step. Raise InvalidRequest or PayloadTooLarge."""
+        """Return the inputs of the job's only step. Raise a ServingError if one is invalid or takes
+        too much memory."""
         served = job.served
         inputs = read_inputs(self.document, self.binary, self.length)
         if served.client and served.client.codec is ROW:
@@ -88,7 +89,8 @@ class TensorJob(Job):
 
     def __init__(self, served: ServedModel, request: Request, body: TensorBody) -> None:
         """Raise InvalidRequest if the body requests classes of an output that has none, or if a
-        flag or the id of the session is invalid. Raise SessionNotFound."""
+        flag or the id of the session is invalid. Raise SessionNotFound if the id does not fit the
+        model."""
         document = body.document
         self.document = document
         self.body = body
@@ -121,7 +123,7 @@ class TensorJob(Job):
 
     def finish(self, step: Step, replies: Sequence[InferReply]) -> InferReply:
         """Return the model's reply, in which outputs are replaced by classes if the body requests
-        classes. Raise PayloadTooLarge."""
+        classes. Raise PayloadTooLarge or Overloaded if the classes take too much memory."""
         reply = replies[-1]
         if not self.classes:
             return reply
@@ -207,7 +209,7 @@ class RawBody(TensorBody):
 
 def read_inputs(document: schemas.Tensors, binary: bytes | memoryview, length: int) -> list[Tensor]:
     """Return the tensors of a body of `length` bytes. `document` is its JSON, and `binary` is the
-    data after the JSON. Raise a ServingError."""
+    data after the JSON. Raise a ServingError if a tensor is invalid or takes too much memory."""
     inputs = []
     for entry in in_time(document.inputs):
         size = entry.parameters.binary_data_size if entry.parameters else None
@@ -232,8 +234,8 @@ def read_inputs(document: schemas.Tensors, binary: bytes | memoryview, length: i
 
 
 def _with_data(entry: schemas.Input, shape: tuple[int, ...]) -> Tensor:
-    """Return the tensor of an input whose values are in the JSON. Raise InvalidRequest or
-    PayloadTooLarge."""
+    """Return the tensor of an input whose values are in the JSON. Raise a ServingError if they are
+    missing, do not fit the datatype or the shape, or take too much memory."""
     if entry.data is UNSET:
         raise InvalidRequest("it has no data, and no binary_data_size in its parameters")
     flat = flat_array(entry.datatype, entry.data)
@@ -246,7 +248,8 @@ def _with_data(entry: schemas.Input, shape: tuple[int, ...]) -> Tensor:
 
 def _with_binary(entry: schemas.Input, shape: tuple[int, ...], data: bytes | memoryview) -> Tensor:
     """Return the tensor of an input whose values are `data`, which are bytes after the JSON. Raise
-    InvalidRequest or PayloadTooLarge."""
+    InvalidRequest if they do not fill the shape or the JSON also has values, and PayloadTooLarge if
+    there are too many strings."""
     if entry.data is not UNSET:
         raise InvalidRequest("it has both data and binary_data_size; send one of them")
     count = math.prod(shape)
@@ -277,7 +280,8 @@ def write_reply(
     binary: Collection[str] = (),
 ) -> bytes:
     """Return the JSON of a KServe v2 reply. For the outputs named in `binary`, it contains the size
-    of the data instead of the data. Raise PayloadTooLarge."""
+    of the data instead of the data. Raise PayloadTooLarge or Overloaded if it takes too much
+    memory."""
     document: JsonObject = {"id": own_id} if own_id else {}
     document |= {"model_name": served.public_name, "model_version": reply.version}
     if reply.parameters:
@@ -317,8 +321,9 @@ def only_input(model: Model, body: str, remedy: str) -> TensorSpec:
 
 def raw_input(model: Model, data: bytes | memoryview) -> Tensor:
     """Return the model's only input, with the whole body as its data. As in Triton
-    (infer_request.cc), a dimension of -1 is computed from the others, and an input of strings
-    contains one string. Raise InvalidRequest."""
+    (infer_request.cc), a dimension of -1 is computed from the length of the data, and an input of
+    strings contains one string. Raise InvalidRequest if the data does not fill the shape, or if the
+    model does not have exactly one input."""
     spec = only_input(model, "raw binary input", "the JSON header too")
     batch = (1,) if model.max_batch_size else ()
     if spec.datatype == "BYTES":
@@ -352,9 +357,9 @@ def filled(shape: Sequence[int], count: int) -> tuple[int, ...] | None:
 
 
 def check_misspelt(keys: Collection[str]) -> None:
-    """Raise InvalidRequest if one of the keys of a body of tensors is a misspelt field, or belongs
-    to a body of instances. Ignore other unknown keys, as Triton does. Check only the first
-    MOST_OTHERS unknown keys. Raise PayloadTooLarge if there are more than MOST_NAMED keys."""
+    """Raise InvalidRequest if a key of a body of tensors belongs to a body of instances, or if one
+    of the first MOST_OTHERS unknown keys is a misspelt field. Ignore other unknown keys, as Triton
+    does. Raise PayloadTooLarge if there are more than MOST_NAMED keys."""
     check_count(len(keys), MOST_NAMED, "keys")
     fields = schemas.Tensors.__struct_fields__
     for key in OTHER_BODIES:
@@ -373,7 +378,7 @@ def classified(
     """Return the `count` classes with the highest scores in each row of an output, as a tensor of
     strings. Its shape is [rows, classes], or [classes] for a model without a batch dimension. The
     highest score comes first. Equal scores are ordered by index. `labels` are the names of the
-    classes by index. Raise PayloadTooLarge."""
+    classes by index. Raise PayloadTooLarge or Overloaded if the classes take too much memory."""
     shape = tensor.shape if is_batched else (1, *tensor.shape)
     rows = shape[0]
     width = math.prod(shape[1:])

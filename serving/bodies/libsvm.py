@@ -56,7 +56,8 @@ class LibsvmBody(CsvBody):
     ignored."""
 
     def items(self, client: ModelClient) -> Iterator[Item]:
-        """Yield the rows. Raise UnsupportedMediaType or TooLate."""
+        """Yield the rows. Raise UnsupportedMediaType if the client does not accept LibSVM, and
+        TooLate if the request has no time left."""
         check_media_type(client, LIBSVM[0])
         for line in in_time(io.BytesIO(self.data)):
             if line.partition(b"#")[0].strip():

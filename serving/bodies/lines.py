@@ -53,8 +53,8 @@ MOST_GROUP = 2**24
 @dataclass(frozen=True)
 class Record:
     """A parsed line. `body` is what the line contains, or the error if it is wrong. `reserved` is
-    the memory for its values. If `is_bare` is true, the line is answered with its prediction
-    alone."""
+    the memory that the line's values take. If `is_bare` is true, the line is answered with its
+    prediction alone."""
 
     body: Shape | ServingError
     is_bare: bool = False
@@ -81,8 +81,8 @@ class JsonLines:
 
     @property
     def named(self) -> Target:
-        """Return the model that the first line names. It is used only if no other part of the
-        request names a model."""
+        """Return the model and version that the first line names. Each is used only if no other
+        part of the request names one."""
         line = next(self._lines(), b"")
         with suppress(ServingError):
             return read(schemas.Named, line).target("the first line")
@@ -97,7 +97,7 @@ class JsonLines:
         return LinesJob(served, request, records)
 
     def _read(self, line: bytes, served: ServedModel, target: Target) -> Record:
-        """Parse a line, holding TURN, so that only one thread of this worker parses at a time. If
+        """Parse a line, holding TURN, so that this worker parses only one line at a time. If
         the line is invalid, return a Record that contains the error."""
         with collected() as reserved, TURN:
             record = self._record(line, served, target)
@@ -131,7 +131,8 @@ class JsonLines:
 
 
 def _check_target(named: Target, served: ServedModel, target: Target) -> None:
-    """Raise InvalidRequest if a line names another model or version than its request."""
+    """Raise InvalidRequest if a line names another model or version than its request. If the path
+    names the model, ignore the model that the line names."""
     other = None
     if target.source != PATH and named.name not in (None, served.name, target.name):
         other = named.name
@@ -164,7 +165,7 @@ class LinesJob(Job):
     def answer(self, gateway: TritonGateway) -> Reply:
         """Return the reply with all lines. Raise InvalidRequest if there is no line,
         PayloadTooLarge if the reply would be too large, TritonTimeout if the request has no time
-        left, and any error with a status of 503 or above."""
+        left, BackendDied, and any ServingError with a status of 503 or above."""
         # write into a buffer instead of a list, because orjson allocates 4 kB for each small result
         written = io.BytesIO()
         answer = reserve(0, "the answer")

@@ -41,7 +41,7 @@ class NpyBody(TensorBody):
 def read_npy(data: bytes) -> Array:
     """Return the array in an npy file, without copying its data. Check that the header fits the
     length of the data, because NumPy would allocate as much memory as the header claims. Raise
-    DecodingError."""
+    DecodingError if it does not, or if the file is not an npy file of numbers or strings."""
     file = io.BytesIO(data)
     try:
         version = npy.read_magic(file)
@@ -49,8 +49,8 @@ def read_npy(data: bytes) -> Array:
         # 2.0 only in its encoding
         read: Any = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
         shape, fortran, dtype = read(file)
-    # NumPy evaluates the header as Python, which may raise ValueError, TokenError, RecursionError
-    # and others
+    # NumPy parses the header as a Python literal, which may raise ValueError, TokenError,
+    # RecursionError and others
     except Exception as err:
         zipped = "this is an npz or another zip file; " if data.startswith(ZIP) else ""
         raise DecodingError(
@@ -87,7 +87,7 @@ def _fills(shape: tuple[int, ...], itemsize: int, size: int) -> bool:
 
 def _fitted(array: Array, spec: TensorSpec, max_batch_size: int) -> Array:
     """Convert the array to the input's datatype. If only the batch dimension is missing, add it.
-    Raise InvalidRequest, DecodingError or PayloadTooLarge."""
+    Raise a ServingError if a value does not fit the datatype or the array takes too much memory."""
     dtype = numpy_dtype(spec.datatype)
     if spec.datatype == "BYTES" and array.dtype.kind in "SU":
         check_count(array.size, MOST_STRINGS, "strings")

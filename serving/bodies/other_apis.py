@@ -39,8 +39,8 @@ class ApiBody(Struct, forbid_unknown_fields=True, kw_only=True):
         return Target("the body", self.model)
 
     def bind(self, served: ServedModel, request: Request) -> Job:
-        """Return the job, whose reply does not depend on the header Accept. Raise InvalidRequest if
-        the model has another task."""
+        """Return the job, whose reply does not depend on the header Accept. Raise a ServingError if
+        the model has another task or no client, or if the body is invalid."""
         task = served.require_client().task
         if task not in self.tasks:
             raise InvalidRequest(
@@ -51,11 +51,11 @@ class ApiBody(Struct, forbid_unknown_fields=True, kw_only=True):
 
     @classmethod
     def of(cls, data: bytes) -> "ApiBody":
-        """Parse the bytes of a body. Raise InvalidRequest or PayloadTooLarge."""
+        """Parse a body. Raise a ServingError if it is invalid or takes too much memory."""
         return read(cls, data)
 
     def items(self, client: ModelClient) -> list[Item]:
-        """Return the instances. Raise InvalidRequest or PayloadTooLarge."""
+        """Return the instances. Raise a ServingError if they are invalid or too many."""
         raise NotImplementedError
 
     def client_parameters(self, client: ModelClient) -> Mapping[str, Any]:
@@ -111,7 +111,8 @@ def _tokens_read(tensors: Tensors) -> int:
 
 def texts_of(value: str | list[Any], field: str) -> list[Item]:
     """Return an Item for each text in `value`, which is one text or a list of texts. Raise
-    InvalidRequest or PayloadTooLarge."""
+    InvalidRequest for token ids or an empty list, and PayloadTooLarge or Overloaded for too many
+    texts."""
     if isinstance(next(iter(value), ""), int | list):
         raise InvalidRequest(
             f"the body, '{field}' holds token ids, which mean other tokens to this model; send "

@@ -16,8 +16,8 @@ def unpacked(body: bytes, encoding: str, limit: int) -> bytes:
     """Return the decompressed body. If `encoding` is "" or identity, return it unchanged.
 
     Raise UnsupportedMediaType if the encoding is not supported, PayloadTooLarge if the decompressed
-    body has more than `limit` bytes or the body more than MOST_MEMBERS gzip members, and
-    InvalidRequest if the data is truncated, or is in neither of the supported formats.
+    body has more than `limit` bytes or if the body has more than MOST_MEMBERS gzip members, and
+    InvalidRequest if the data is truncated, damaged, or in neither of the supported formats.
     """
     name = encoding.strip().lower()
     if name in ("", "identity"):
@@ -45,7 +45,7 @@ def unpacked(body: bytes, encoding: str, limit: int) -> bytes:
 def _inflate_member(packed: memoryview, content: io.BytesIO, limit: int) -> int:
     """Decompress the first gzip member of `packed`, append the result to `content`, and return the
     member's compressed length. Pass the data to zlib in pieces, because zlib copies the data that
-    follows the member."""
+    follows the member. Raise PayloadTooLarge if `content` gets longer than `limit` bytes."""
     member = zlib.decompressobj(DETECT)
     end = 0
     while not member.eof:

@@ -1,7 +1,8 @@
 """Determines the kind of a body from its Content-Type and its first bytes.
 
-A JSON object is recognized by its first byte, because curl and AWS's notebooks send it with any
-Content-Type. A body that was declared as text or CSV counts as JSON only if it has known keys.
+A JSON object is recognized by its opening brace, because curl and AWS's notebooks send it with any
+Content-Type. A body that was declared as text or CSV counts as a JSON object only if it has one of
+WHOLE_BODY's keys.
 """
 
 import re
@@ -56,8 +57,8 @@ def media_type(content_type: str) -> tuple[str, Mapping[str, str]]:
 
 
 def read_body(content_type: str, data: bytes, generates: bool = False, stream: str = "") -> Body:
-    """Parse a body of any kind. FlatBody explains `generates` and `stream`. Raise InvalidRequest,
-    DecodingError or PayloadTooLarge."""
+    """Parse a body of any kind. FlatBody explains `generates` and `stream`. Raise a ServingError if
+    the body is invalid or takes too much memory."""
     kind, params = media_type(content_type)
     if kind != BINARY_TYPE and BINARY_TYPE in content_type.lower():
         raise InvalidRequest(f"Content-Type must begin with '{BINARY_TYPE}', got '{content_type}'")
@@ -94,8 +95,8 @@ def read_body(content_type: str, data: bytes, generates: bool = False, stream: s
 
 
 def _read_json(data: bytes, generates: bool, stream: str) -> Body:
-    """Parse a body that was sent as JSON. Raise InvalidRequest, DecodingError or
-    PayloadTooLarge."""
+    """Parse a body that was sent as JSON. Raise a ServingError if it is invalid or takes too much
+    memory."""
     for magic, image in IMAGES.items():
         if data.startswith(magic):
             raise InvalidRequest(
@@ -107,8 +108,8 @@ def _read_json(data: bytes, generates: bool, stream: str) -> Body:
 
 
 def _object_in_text(data: bytes) -> JsonObject | None:
-    """Return the JSON object in a body that was declared as text or CSV. Return None if it is not
-    an object, or has none of WHOLE_BODY's keys."""
+    """Return the JSON object in a body that was declared as text or CSV. Return None if the body is
+    not a JSON object, is too large to parse, or has none of WHOLE_BODY's keys."""
     if not OBJECT.match(data):
         return None
     with suppress(InvalidRequest, PayloadTooLarge):

@@ -197,8 +197,9 @@ def read(
     shape: type[Type], value: bytes | Mapping[str, Any], subject: str = "the body", hint: str = ""
 ) -> Type:
     """Parse a JSON text, or convert a parsed object, to `shape`, which is a Struct or any other
-    type that msgspec supports. Raise InvalidRequest, whose message begins with `subject` and
-    usually ends with `hint`, or PayloadTooLarge."""
+    type that msgspec supports. If it is invalid JSON or has another shape, raise InvalidRequest,
+    whose message begins with `subject` and usually ends with `hint`. If the JSON takes too much
+    memory, raise PayloadTooLarge or Overloaded."""
     describe(shape)
     try:
         if isinstance(value, Mapping):

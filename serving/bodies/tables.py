@@ -31,8 +31,8 @@ HEADER = {"present": True, "absent": False}
 
 @dataclass(frozen=True)
 class CsvItem(Item):
-    """A row of CSV. If the body has a header, the row becomes an object whose keys are the
-    `columns`."""
+    """A row of CSV. If there are `columns`, which a header names, the row becomes an object with
+    these keys."""
 
     columns: Sequence[str] = ()
 
@@ -48,8 +48,8 @@ class CsvItem(Item):
 @dataclass(frozen=True)
 class CsvBody:
     """A table in CSV. `header` says whether the first row is a header. If `header` is None, the
-    first row counts as a header if it names the model's columns. If `can_be_lines` is true and the
-    caller prefers JSON lines, each row is answered with a line, as batch transform expects."""
+    model's client decides (ModelClient.header). If `can_be_lines` is true and the caller prefers
+    JSON lines, each row is answered with a line, as batch transform expects."""
 
     data: bytes
     header: bool | None = None
@@ -92,7 +92,8 @@ class CsvBody:
 
     def _columns(self, client: ModelClient, first: bytes) -> Sequence[str] | None:
         """Return the columns that the first row names. Return None if that row is not a header, and
-        () if it is a header whose names do not matter. Raise InvalidRequest or DecodingError."""
+        () if it is a header whose names do not matter. Raise InvalidRequest if the names are wrong,
+        and DecodingError if the row is declared as a header but is not CSV."""
         if self.header is False:
             return None
         try:
@@ -114,18 +115,18 @@ class CsvBody:
 
 def read_csv(data: bytes, header: str) -> CsvBody:
     """Return `data` as a CsvBody. `header` is the value of the media type's parameter `header`
-    ("present" or "absent"), or "" if that is missing. Raise InvalidRequest."""
+    ("present" or "absent"), or "" if that is missing. Raise InvalidRequest for any other value."""
     if header and header not in HEADER:
         raise InvalidRequest(f"text/csv; header={header[:40]}: it is present or absent")
     return CsvBody(data, HEADER.get(header))
 
 
-# Patterns for a complete row. As in the csv module, a cell is quoted if it begins with a quote. It
-# then ends at the next quote that is not doubled. Elsewhere, a quote is an ordinary character.
+# Patterns for a complete row. As in the csv module, a cell is quoted if it begins with a quote. The
+# next quote that is not doubled ends the quoting. Elsewhere, a quote is an ordinary character.
 QUOTED = rb'(?:[^"]++|"")*+"[^,]*+'  # the rest of a cell after its opening quote
 FURTHER = rb'(?:,(?:"(?:[^"]++|"")*+"|(?!"))[^,]*+)*+'  # the cells after the first one
 WHOLE_ROW = re.compile(rb'(?:"%b|(?!")[^,]*+)%b' % (QUOTED, FURTHER))
-REST_OF_ROW = re.compile(QUOTED + FURTHER)  # from inside a quoted cell of the row's first line
+REST_OF_ROW = re.compile(QUOTED + FURTHER)  # a row's last line, which begins in a quoted cell
 
 
 def _rows(lines: Iterable[bytes]) -> Iterator[bytes]:

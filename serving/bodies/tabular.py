@@ -33,7 +33,8 @@ def predictions_as_csv(predictions: Sequence[Any]) -> bytes:
 
 def predictions_as_array(predictions: Sequence[Any]) -> Array:
     """Return the predictions as one array. If a prediction is an object, as those of table models
-    are, use its field `prediction`. Raise NotAcceptable."""
+    are, use its field `prediction`. Raise NotAcceptable if they do not form one array of booleans,
+    numbers or strings."""
     values = [
         prediction.get("prediction") if isinstance(prediction, dict) else prediction
         for prediction in predictions
@@ -48,7 +49,8 @@ def predictions_as_array(predictions: Sequence[Any]) -> Array:
 
 
 def joined(arrays: Sequence[Array]) -> Array:
-    """Concatenate the arrays of all batches. Raise NotAcceptable if their shapes differ."""
+    """Concatenate the arrays of all batches. Raise NotAcceptable if the shapes of their rows
+    differ."""
     if len({array.shape[1:] for array in arrays}) > 1:
         raise NotAcceptable(NOT_ONE)
     return np.concatenate(arrays)
@@ -56,7 +58,8 @@ def joined(arrays: Sequence[Array]) -> Array:
 
 def tensor_reply(served: ServedModel, result: InferReply, kind: str, budget: Budget) -> Reply:
     """Return a reply with the outputs as CSV or as an npy file, depending on the media type `kind`.
-    Raise NotAcceptable or PayloadTooLarge."""
+    Raise NotAcceptable if the outputs do not fit into that format, and PayloadTooLarge or
+    Overloaded if they take too much memory."""
     if kind == CSV:
         return Reply(_tensors_as_csv(result.outputs, budget), CSV, result.version)
     outputs = result.outputs
@@ -76,7 +79,8 @@ def tensor_reply(served: ServedModel, result: InferReply, kind: str, budget: Bud
 
 def write_npy(array: Array, budget: Budget) -> bytes:
     """Return the array as an npy file. A tensor's strings, which are objects, become bytes that are
-    padded to the length of the longest one. Raise PayloadTooLarge."""
+    padded to the length of the longest one. Raise PayloadTooLarge or Overloaded if the file takes
+    too much memory."""
     size = array.nbytes
     if array.dtype == np.object_:
         size = array.size * max(map(len, array.flat), default=0)
@@ -91,7 +95,8 @@ def write_npy(array: Array, budget: Budget) -> bytes:
 
 def _tensors_as_csv(tensors: Sequence[Tensor], budget: Budget) -> bytes:
     """Return one line of CSV for each row, with the values of all tensors in that row. Raise
-    NotAcceptable or PayloadTooLarge."""
+    NotAcceptable if the tensors have different numbers of rows, and PayloadTooLarge or Overloaded
+    if they take too much memory."""
     counts = {_count(tensor) for tensor in tensors}
     if len(counts) != 1:
         raise NotAcceptable(f"the outputs have different numbers of rows; {JSON_INSTEAD}")
@@ -134,7 +139,7 @@ def _cells(value: Any) -> Iterator[str]:
 
 
 def _text_of(value: Any) -> str:
-    """Return a number, a boolean or None as JSON. A client's prediction may contain NumPy's."""
+    """Return a number, a boolean or None as JSON. The number or boolean may be NumPy's."""
     return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY).decode()
 
 

@@ -37,8 +37,9 @@ TYPES: dict[str, set[type]] = {"b": {bool}, "i": {int}, "u": {int}, "f": {int, f
 
 
 def flat_array(datatype: str, data: Any) -> Array:
-    """Convert JSON values, nested or flat, to a flat array of the datatype. Raise InvalidRequest,
-    PayloadTooLarge or TooLate."""
+    """Convert JSON values, nested or flat, to a flat array of the datatype. Raise InvalidRequest if
+    a value does not fit it or is nested too deep, PayloadTooLarge or Overloaded for too many
+    strings, and TooLate if the request has no time left."""
     dtype = numpy_dtype(datatype)
     if isinstance(data, simdjson.Array):
         if (numbers := _copied(data, dtype)) is not None:
@@ -67,7 +68,7 @@ COPIES: dict[str, Literal["d", "i", "u"]] = {"f": "d", "i": "i", "u": "u"}
 
 def _copied(data: simdjson.Array, dtype: np.dtype[Any]) -> Array | None:
     """Convert the numbers in a simdjson array, nested or flat, to a flat NumPy array. Return None
-    if one of them does not fit the dtype, or if anything in the array is not a number."""
+    if the dtype is not one of numbers, or if a value in the array does not fit it."""
     if dtype.kind not in COPIES:
         return None
     try:
@@ -102,7 +103,7 @@ def _numbers(values: list[Any], dtype: np.dtype[Any]) -> Array | None:
                 numbers[start : start + len(some)] = np.array(some, dtype=dtype)
                 start += len(some)
             return numbers
-    # NumPy raises OverflowError for integers of more than 308 digits
+    # NumPy raises OverflowError if Python cannot convert an integer to a float
     except (FloatingPointError, OverflowError):
         return None
 
@@ -131,7 +132,7 @@ def _flat(values: list[Any]) -> tuple[list[Any], set[type]]:
 
 
 def types_of(values: list[Any]) -> set[type]:
-    """Return the set of the values' types. Raise TooLate."""
+    """Return the set of the values' types. Raise TooLate if the request has no time left."""
     types: set[type] = set()
     for some in portions(values):
         types.update(map(type, some))
@@ -139,7 +140,7 @@ def types_of(values: list[Any]) -> set[type]:
 
 
 def flattened(lists: list[list[Any]]) -> list[Any]:
-    """Concatenate the lists. Raise TooLate."""
+    """Concatenate the lists. Raise TooLate if the request has no time left."""
     values: list[Any] = []
     for some in portions(chain.from_iterable(lists)):
         values += some
@@ -200,7 +201,7 @@ def _json_length(tensor: Tensor) -> int:
 
 def json_values(tensor: Tensor) -> Any:
     """Return a tensor's elements in a form that orjson accepts: a flat array, or a flat list of
-    strings. Raise PayloadTooLarge."""
+    strings. Raise PayloadTooLarge if there are too many strings."""
     if tensor.datatype != "BYTES":
         return tensor.array().reshape(-1)
     check_count(
@@ -248,7 +249,7 @@ OWN_FLAG = "triton_enable_empty_final_response"
 def request_parameters(job: Job, parameters: Mapping[str, Any]) -> Parameters:
     """Check a request's parameters. Return those to send to Triton, including those of the job's
     session. If the model has no sequences, leave out the parameters of sequences. Raise
-    InvalidRequest or PayloadTooLarge."""
+    InvalidRequest if a parameter is invalid, and PayloadTooLarge if there are too many."""
     check_count(len(parameters), MOST_NAMED, "parameters")
     sequencing = job.served.sequencing
     checked: dict[str, bool | int | float | str] = {}

@@ -1,4 +1,4 @@
-"""Decodes instances: images, texts, table rows, and JSON values. No other package decodes them.
+"""Decodes instances: images, texts, table rows, and JSON values.
 
 Each client uses one codec: IMAGE, PIXELS, ENCODED_IMAGE, TEXT, JSON, ROW, or one that it defines.
 """

@@ -15,7 +15,7 @@ from serving.headers import LIBSVM
 from serving.request_memory import BASE64, CELLS, reserve, text
 
 FORM = "multipart/form-data"
-# decodes the URL-safe alphabet, and removes white space
+# converts the URL-safe alphabet to the standard one, and removes white space
 _URL_SAFE = str.maketrans("-_", "+/", " \t\r\n\v\f")
 csv.field_size_limit(2**31 - 1)  # cells are limited only by the size of the body
 
@@ -25,12 +25,13 @@ class Limits:
     """Limits for decoding an image. A JPEG may be decoded at a reduced size as long as each side
     keeps at least `side` pixels. If `side` is 0, JPEGs are decoded at full size."""
 
-    max_image_pixels: int = 89_000_000  # above this, Pillow considers an image a decompression bomb
+    max_image_pixels: int = 89_000_000  # slightly above this, Pillow warns of a decompression bomb
     side: int = 0
 
 
 class Codec(ABC):
-    """Decodes one kind of instance. The methods raise DecodingError or PayloadTooLarge.
+    """Decodes one kind of instance. The methods raise DecodingError if an instance is invalid,
+    PayloadTooLarge or Overloaded if it takes too much memory, and TooLate.
 
     An instance is first opened, which shows how large it is, and then loaded. For an image, opening
     is quick, and loading takes time and memory. Other instances are decoded when they are opened.
@@ -77,7 +78,8 @@ class Codec(ABC):
 
 def decode_base64(encoded: str) -> bytes:
     """Decode any base64: URL-safe, without padding, with line breaks, or after a `data:…;base64,`
-    prefix. Raise DecodingError or PayloadTooLarge."""
+    prefix. Raise DecodingError if it is invalid, and PayloadTooLarge or Overloaded if it takes too
+    much memory."""
     reserved = reserve(BASE64 * len(encoded), "base64")
     if encoded.startswith("data:") and "," in encoded[:256]:
         encoded = encoded.split(",", 1)[1]
@@ -159,7 +161,7 @@ class RowCodec(JsonCodec):
     }
 
     def open(self, data: bytes, limits: Limits) -> Any:
-        """Open JSON, or one line of CSV."""
+        """Open a row that is JSON or CSV."""
         is_json = data.lstrip()[:1] in (b"[", b"{")
         if not is_json:
             return read_cells(data)
@@ -172,8 +174,8 @@ class RowCodec(JsonCodec):
 
 
 def read_cells(row: bytes) -> list[str]:
-    """Parse one row of CSV (RFC 4180, UTF-8) into its cells. Raise DecodingError or
-    PayloadTooLarge."""
+    """Parse one row of CSV (RFC 4180, UTF-8) into its cells. Raise DecodingError if it is not one
+    valid row, and PayloadTooLarge or Overloaded if it takes too much memory."""
     check_count(row.count(b","), MOST_CELLS, "cells in one row")
     reserve(CELLS * len(row), "a row of CSV")
     try:

@@ -131,9 +131,9 @@ def is_in_one_scan(image: Image.Image, data: bytes) -> bool:
 
 def _check_tags(data: bytes, tags: TiffImagePlugin.ImageFileDirectory_v2) -> None:
     """Raise DecodingError if libtiff could read other sizes than Pillow, whose sizes are the ones
-    that we check. The two differ because Pillow ignores tags of unknown types, and all tags after
-    an invalid one. Only the first directory of the TIFF `data` is read, because a TIFF with several
-    is refused."""
+    that we check. The two can differ because Pillow ignores tags of unknown types, and all tags
+    after an invalid one. Only the first directory of the TIFF `data` is read, because a TIFF with
+    several is refused."""
     order = "<" if data.startswith(b"II") else ">"
     header = "4xL"  # the offset of the directory
     number = "H"  # how many entries the directory has

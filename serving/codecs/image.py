@@ -44,7 +44,7 @@ BYTES_PER_READ = 32
 # A JPEG is decoded at a reduced size only if its sides shrink by at least this factor, because
 # libjpeg takes longer to decode at 7/8 of the size (a factor of 1.14) than at full size.
 SMALLER = 1.3
-SENT = "size as sent"  # the key in an image's `info`; `rgb` replaces what a file has there
+SENT = "size as sent"  # the key in an image's `info`; `rgb` overwrites a file's own entry
 TRANSPOSED = (5, 6, 7, 8)  # the EXIF orientations that swap width and height
 
 Image.MAX_IMAGE_PIXELS = None  # Header limits pixels and memory instead
@@ -71,7 +71,7 @@ class _File(BytesIO):
     def read(self, size: int | None = -1, /) -> bytes:
         block = super().read(size)
         self.reads_left -= 1
-        if size is not None and size > 0:  # not if Pillow reads the whole file at once, as for WebP
+        if size is not None and size > 0:  # do not count reads of the whole file, as for WebP
             self.bytes_left -= len(block)
         if self.reads_left < 0 or self.bytes_left < 0:
             raise DecodingError(
@@ -94,7 +94,8 @@ class Header:
         try:
             file = _File(data)
             self.image = Image.open(file, formats=FORMATS)
-            # The header has been read. Pillow may read the rest twice: the frames, then the pixels.
+            # The header has been read. Pillow may read the rest twice: once to find the frames, and
+            # once to decode the pixels.
             file.reads_left = HEADER_PARTS + len(data) // BYTES_PER_READ
             file.bytes_left = 2 * (HEADER_BYTES + len(data))
             self._check(limits.max_image_pixels)

@@ -68,13 +68,13 @@ TOO_LATE = "Triton did not answer in time; try again, or raise SERVE_REQUEST_TIM
 
 
 class BackendDied(Exception):
-    """Raised if one of the model's processes has died. The message is Triton's. Registry.report
-    converts it to a ModelRestarting for the caller."""
+    """Raised if one of the model's processes has died. Registry.report converts it to a
+    ModelRestarting for the caller."""
 
 
 class RegionUnknown(Exception):
     """Raised if Triton does not know the shared-memory region of an input, because it was
-    restarted. TritonGateway then sends the input in a message instead."""
+    restarted. Call.result then sends the call again, with all inputs in a message."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class Connection:
 
     `grpc_address` is a gRPC target, "unix:PATH" or "host:port". The channel is opened at its first
     use, which must be after gunicorn's fork, and kept open. `timeout` is the time limit of an
-    inference in seconds. All methods may raise a ServingError.
+    inference in seconds. All methods that call Triton may raise a ServingError.
     """
 
     def __init__(self, grpc_address: str, timeout: float, metrics_socket: Path = NOWHERE) -> None:
@@ -137,7 +137,7 @@ class Connection:
         connect_seconds: float = CONNECT_SECONDS,
     ) -> Any:
         """If the call that failed with `error` was not sent, repeat it by calling `again`, and
-        return the result. Otherwise raise the translated error.
+        return the result. Otherwise raise the error that `translated` returns for it.
 
         First wait up to `connect_seconds` for a connection. After a failed attempt to connect, gRPC
         pauses, and until its next attempt all calls fail, even if Triton has started meanwhile.
@@ -165,7 +165,7 @@ class Connection:
 
     def metrics(self) -> bytes:
         """Return Triton's metrics in Prometheus' text format. Raise TritonUnavailable or
-        TritonTimeout."""
+        TritonTimeout if it does not return any."""
         try:
             status, text = ask(self.metrics_socket, "/metrics", METRICS_SECONDS, most=None)
         except TimeoutError as err:
@@ -177,7 +177,8 @@ class Connection:
         return text
 
     def is_live(self, deadline: Deadline = NEVER) -> bool:
-        """Return whether Triton is live. Raise TritonUnavailable, TritonTimeout or TooLate."""
+        """Return whether Triton is live. Raise TooLate if the deadline has passed, and a
+        ServingError such as TritonUnavailable if Triton does not answer."""
         timeout = deadline.left(PROBE_SECONDS)
         return bool(self._ask("ServerLive", service_pb2.ServerLiveRequest(), timeout).live)
 

@@ -40,7 +40,7 @@ class TritonGateway(Connection):
 
     def infer(self, request: InferRequest, deadline: Deadline = NEVER) -> "Call":
         """Return a Call for an inference with one reply. It has not been sent yet, but its large
-        inputs are already in shared memory."""
+        inputs are already in shared memory if there is space."""
         return Call(self, request, deadline)
 
     def stream(self, request: InferRequest, deadline: Deadline = NEVER) -> "Responses":

@@ -60,8 +60,8 @@ MOST_RELOADS = 20
 
 REQUEST_ID = re.compile(r"^\[request id: .*?\] ")
 TRACEBACK = "\n\nAt:\n"
-# The advice that Triton appends if the size of a tensor is wrong (infer_request.cc). It is for the
-# model's author, and wrong for all sizes but the first.
+# The advice that Triton appends if a dimension of a tensor is wrong (infer_request.cc). It is for
+# the model's author, and applies only to the first dimension.
 NOTE = "NOTE: Setting a non-zero max_batch_size"
 _BEFORE = r"(?:\[request id: .*?\] )?(?:in ensemble '[^']*', )*"
 # Triton does not restart a process of a Python model that has died; calls to it fail

@@ -73,7 +73,8 @@ class SharedMemory:
 
     def write(self, model: str, inputs: Sequence[Tensor]) -> dict[str, Region]:
         """Write the large inputs of a call to `model` into regions, as long as there is space.
-        Return the regions, keyed by the names of the inputs."""
+        Return the regions, keyed by the names of the inputs. Write nothing if MOST_WAITING of the
+        model's regions are waiting."""
         written: dict[str, Region] = {}
         with self._lock:
             waiting = sum(region.waits_for == model for region in self._regions)
@@ -123,8 +124,8 @@ class SharedMemory:
             path.unlink(missing_ok=True)
 
     def _lend(self, size: int) -> Region | None:
-        """Return a region for `size` bytes, or None if there is no space or tritonserver has
-        ended."""
+        """Return a region for `size` bytes. Return None if that fails, for example because there is
+        no space or tritonserver has ended."""
         try:
             return self._reuse(size) or self._make(size)
         except FileNotFoundError:  # Triton has ended, and `serve` has removed its files
@@ -167,7 +168,8 @@ class SharedMemory:
 
     def _back(self, region: Region, size: int) -> None:
         """Reserve memory pages for the first `size` bytes of a region. If /dev/shm were full,
-        writing without reserved pages would kill the process (SIGBUS). Raise OSError."""
+        writing without reserved pages would kill the process (SIGBUS). Raise OSError if /dev/shm is
+        full or the regions would exceed the limit."""
         if size <= region.backed:
             return
         if sum(other.backed for other in self._regions) - region.backed + size > self._limit:

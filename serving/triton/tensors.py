@@ -49,8 +49,8 @@ class Tensor:
 
     @classmethod
     def of(cls, name: str, array: Array, datatype: str = "") -> "Tensor":
-        """Convert an array to a tensor. If `datatype` is "", the array's dtype determines it. Only
-        for BF16, which NumPy does not have, are the values converted to `datatype`."""
+        """Convert an array to a tensor. If `datatype` is "", the array's dtype determines it. The
+        values are not converted to `datatype`, except to BF16, which NumPy does not have."""
         data = to_raw(array, datatype)
         return cls(name, datatype or np_to_triton_dtype(array.dtype), array.shape, data)
 
