@@ -1,2 +1,2 @@
 """Contains the families of models that can be built. A module that defines FAMILY is a family; the
-other modules are shared by several families. find_family.py chooses the family for a build."""
+other modules help to build them. find_family.py chooses the family for a build."""

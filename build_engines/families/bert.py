@@ -52,7 +52,7 @@ def bert_model(
     The inputs input_ids, attention_mask and token_type_ids are INT64 [batch, sequence]. The outputs
     last_hidden_state [batch, sequence, hidden] and sentence_embedding [batch, hidden] are FP32. For
     a text of 512 tokens, BERT-base's outputs have 1.6 MB and 3 kB. Raise BuildError if a weight is
-    missing, or if the network does not use one.
+    missing, or if the checkpoint has one, other than SPARE, that the network does not use.
     """
     try:
         graph = _BertGraph(config, tensors)
@@ -138,7 +138,7 @@ class _BertGraph(Graph):
 
     def split_heads(self, x: str, key: str, order: tuple[int, ...]) -> str:
         """Apply a linear layer, and cut its output into [batch, sequence, heads, hidden / heads],
-        with the dimensions in the given order."""
+        with the dimensions in this `order`."""
         shape = [0, 0, self.heads, self.hidden // self.heads]  # 0: as in the input
         split = self.add("Reshape", self.linear(x, key), shape)
         return self.add("Transpose", split, perm=order)

@@ -50,8 +50,8 @@ def write_model(
 
 
 def copy_example(model: str, folder: Path, *others: str) -> None:
-    """Copy the example of a bundled model, and its files that match the patterns `others`, into the
-    folder."""
+    """Copy the example of a bundled model, and the model's files that match the patterns `others`,
+    into the folder."""
     for pattern in ("example.*", *others):
         for file in (REPOSITORY / model).glob(pattern):
             shutil.copyfile(file, folder / file.name)

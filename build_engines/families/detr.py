@@ -11,7 +11,7 @@ from build_engines.families.image_checkpoint import WRITERS
 from build_engines.measures import DETECTIONS, IMAGES
 from clients.detr import BOXES, LOGITS
 
-STRANGE_BOXES = 0.05  # maximum share of boxes that differ
+STRANGE_BOXES = 0.05  # maximum share of boxes that may differ
 
 
 def _logits_and_boxes(network: Any, images: Any) -> tuple[Any, ...]:
@@ -20,8 +20,8 @@ def _logits_and_boxes(network: Any, images: Any) -> tuple[Any, ...]:
 
 
 def _equal_sets(outputs: Arrays, wanted: Arrays, *_: Any) -> bool:
-    """Return whether the boxes are equal, in any order. A few may differ, because the file may
-    choose other boxes among equally good ones."""
+    """Return whether the boxes and their logits are equal, in any order. A few may differ, because
+    the file may choose other boxes among equally good ones."""
     rows = (np.concatenate(arrays, 2) for arrays in (outputs, wanted))
     for ours, theirs in zip(*rows, strict=True):
         distances = np.abs(ours[:, None] - theirs).max(2)

@@ -102,7 +102,7 @@ def write_network(tensors: Mapping[str, Array], path: Path) -> None:
     224, 224] to logits [n, 1000]."""
     network = _Network(tensors)
     x = network.convolution(network.x, "_conv_stem", "_bn0", stride=2)
-    index, inputs = 0, 32  # the next block, and its input channels
+    index, inputs = 0, 32  # the next block's index, and its number of input channels
     for repeats, stride, expansion, outputs in BLOCKS:
         for repeat in range(repeats):
             step = stride if repeat == 0 else 1

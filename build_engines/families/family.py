@@ -35,7 +35,7 @@ def logits(network: Any, images: Any) -> tuple[Any, ...]:
 
 
 def no_settings(_processor: Any) -> dict[str, str]:
-    """Return no settings. This is right if the client always does what the image processor does."""
+    """Return no settings: after the network, the client already does what the processor does."""
     return {}
 
 
@@ -54,19 +54,19 @@ class Head:
     read: Callable[[Any, Any], tuple[Any, ...]] = logits
     # returns whether the outputs of the exported file equal the network's
     same: Callable[..., bool] = equal
-    # whether config.json names the classes
+    # whether the network has classes, whose names are in config.json
     labelled: bool = True
     # returns the client's settings for what the image processor does after the network
     settings: Callable[[Any], dict[str, str]] = no_settings
 
     def fits(self, weights: Weights) -> bool:
-        """Return whether the weights are a folder with a network that this head describes."""
+        """Return whether the weights are an image network of one of these `architectures`."""
         return weights.is_image and weights.architecture.endswith(self.architectures)
 
 
 def no_tokenizer(request: Request, _folder: Path) -> dict[str, str]:
-    """Write nothing, because the client needs no other files. Raise UsageError for --tokenizer,
-    which is only for texts."""
+    """Write no files, because the client needs none, and return no settings. Raise UsageError for
+    --tokenizer, which is only for texts."""
     if request.tokenizer:
         raise UsageError("--tokenizer is for --client text")
     return {}
@@ -74,50 +74,51 @@ def no_tokenizer(request: Request, _folder: Path) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Family:
-    """Describes a family of models. --client chooses the family. Without it, the build uses the
-    first of FAMILIES (find_family.py) whose `head` fits the weights or that `recognizes` them."""
+    """Describes a family of models. --client or the recipe chooses the family. Without them, the
+    build uses the first of FAMILIES (find_family.py) whose `head` fits the weights or that
+    `recognizes` them."""
 
     # the name of the client's module in clients/; "": no client, so callers send tensors
     client: str
-    # functions that write 1/model.onnx (or 1/model.pt), its labels and its example, keyed by the
-    # kind of weights
+    # functions that write 1/model.onnx (or 1/model.pt) and the files that belong to the model,
+    # keyed by the kind of weights
     writers: Mapping[str, "Writer"]
-    # functions that do this with weights that come with the project or a Python package, keyed by
+    # functions that write the same from weights in this project or a Python package, keyed by
     # recipe
     own_weights: Mapping[str, "Writer"] = field(default_factory=dict)
-    # returns whether the family builds weights that `head` does not fit
+    # if no client is named: returns whether the family takes weights that `head` does not fit
     recognizes: Callable[[Weights], bool] = lambda _: False
-    # which networks from the transformers library the family builds, and how it exports them
+    # which image networks from the transformers library the family builds, and how it exports them
     head: Head | None = None
-    # for a user's own file: writes the other files that the client needs, and returns the client's
-    # settings
+    # for a user's own ONNX or TorchScript file: writes the other files that the client needs, and
+    # returns the client's settings
     write_files: Callable[[Request, Path], dict[str, str]] = no_tokenizer
-    # the bundled model whose example is copied for a user's own file
+    # the bundled model whose example a user's model gets, unless its input is grey; "": none
     example: str = ""
-    # whether the model gives one score for each class
+    # whether the first output is one score for each class
     classifies: bool = False
     # returns the names of the outputs that the client always reads as logits, because no setting
     # `activation` applies to them
     logits: Callable[[ModelSpec], Sequence[str]] = lambda _: ()
     # whether the client expects boxes in pixels of the input
     boxes_in_pixels: bool = False
-    # the samples on which INT8 is calibrated and an engine is compared with fp32; None: random
-    # tensors, and no calibration
+    # the samples on which INT8 is calibrated and an engine is compared with fp32; None: engines are
+    # compared on random tensors, and INT8 cannot be calibrated
     samples: Samples | None = None
     # returns the measure that compares predictions made with default parameters
     measure: Callable[[ModelClient], Measure] | None = None
-    # whether INT8 quantizes convolutions, with calibration, rather than matrix products
+    # whether INT8 for a CPU quantizes convolutions, statically, instead of matrix products
     static_int8: bool = False
-    # whether the last convolutions stay in fp32
+    # whether the last convolutions then stay in fp32
     fp32_head: bool = False
-    # whether predictions in BF16 are close enough to fp32; `serve` then uses OpenVINO on CPUs with
-    # AMX
+    # whether predictions in BF16 are close enough to fp32; `serve` then uses OpenVINO on CPUs that
+    # compute in BF16
     any_cpu_engine: bool = False
     # whether the models have operators that no GPU supports
     cpu_only: bool = False
 
     def takes(self, weights: Weights) -> bool:
-        """Return whether this family can build the weights if no client is named."""
+        """Return whether the family takes the weights if no client is named."""
         has_head = self.head is not None and self.head.fits(weights)
         return has_head or self.recognizes(weights)
 
@@ -125,7 +126,7 @@ class Family:
         """Write the fp32 model and its other files into the folder. Return the writer's ModelSpec,
         completed with the client, the settings of the request and, if the writer lists no tensors,
         the tensors of the ONNX file. Raise UsageError if the family cannot build this kind of
-        weights, and BuildError for an ONNX file with scores where the client reads logits."""
+        weights, and BuildError for an ONNX file whose scores the client would read as logits."""
         if weights.kind == OWN:
             writer = self.own_weights.get(request.model)
         else:
@@ -148,7 +149,7 @@ class Family:
         return spec
 
     def _check_logits(self, graph: onnx.ModelProto, spec: ModelSpec) -> None:
-        # without this check, the client applied a second softmax and gave wrong answers
+        # without this check, the client applied a second activation and gave wrong answers
         for name in self.logits(spec):
             if onnx_reader.makes_scores(graph, name):
                 raise BuildError(

@@ -5,10 +5,10 @@
 | a folder that transformers saved, for images | the one whose `head` fits | image_checkpoint.py |
 | a folder that transformers saved, for texts | text.py | bert.py, text_network.py |
 | a model of scikit-learn, XGBoost or LightGBM | table.py | tables/to_onnx.py |
-| an ONNX file of skl2onnx or onnxmltools | table.py | table.py |
+| an ONNX file with operators of ai.onnx.ml | table.py | table.py |
 | any other ONNX file, a TorchScript file | tensors.py | own_onnx.py, own_torchscript.py |
 
-A detector with YOLO's output cannot be recognized from its file. The user names --client
+A detector with YOLO's output cannot be recognized from its file. The user must add --client
 object-detection, and clients/_box_decoding.py recognizes the layout of the output.
 """
 
@@ -32,7 +32,7 @@ from build_engines.weights import CHECKPOINT, TENSORS, Weights
 from clients import FACES
 from serving.clients import client_names
 
-# the first family that takes the weights builds them
+# if no client is named, the first of these families that takes the weights builds them
 FAMILIES = (
     table.FAMILY,
     image_classification.FAMILY,
@@ -46,7 +46,7 @@ FAMILIES = (
 
 
 def family_of(client: str) -> Family | None:
-    """Return the family of a client ("": no client), or None if the client is the user's own."""
+    """Return the family of one of this project's clients ("": no client), or None for others."""
     name = FACES.get(client, client)
     return next((family for family in FAMILIES if family.client == name), None)
 
@@ -64,7 +64,8 @@ def by_client(client: str) -> Family:
 
 def find_family(request: Request, weights: Weights) -> Family:
     """Return the family of the client that the flag or the recipe names, or else the first family
-    that takes the weights. Raise BuildError if there is none."""
+    that takes the weights. Raise BuildError or UsageError if there is none, or if the weights are a
+    network or a torch.save file that the named client's family does not build."""
     named = by_client(request.named_client) if request.named_client else None
     if weights.kind == TENSORS and not (named and TENSORS in named.writers):
         raise UsageError(
@@ -95,8 +96,8 @@ def _unknown(weights: Weights) -> BuildError:
 
 
 def _other_network(weights: Weights, heads: Sequence[Head]) -> BuildError:
-    """Return the error for a folder whose network fits none of these heads. The message says what
-    to do."""
+    """Return the error for a folder that has no image processor, or whose network fits none of
+    these heads."""
     if not weights.is_image:
         return BuildError(
             f"{weights.path} has no preprocessor_config.json, which says how images are prepared"

@@ -26,8 +26,8 @@ IN_NETWORK = ("scale", "mean", "std")  # the client's settings that the exported
 
 
 def write_model(family: Family, weights: Weights, request: Request, folder: Path) -> ModelSpec:
-    """Write the model folder's files, and return the ModelSpec. Raise BuildError if the checkpoint
-    is not complete."""
+    """Write the model folder's files, and return the ModelSpec. Raise UsageError for --labels if
+    the network has no classes, and BuildError for --size or if the network cannot be exported."""
     if request.size:
         raise BuildError("--size is not for a folder of transformers: its files say the size")
     from build_engines.families import image_network  # needs torch
@@ -56,7 +56,7 @@ def write_model(family: Family, weights: Weights, request: Request, folder: Path
     return model_spec
 
 
-# the writers of families whose client takes one image
+# the writers of the families that build image networks from the transformers library
 WRITERS: dict[str, Writer] = {
     ONNX_FILE: own_onnx.write_model,
     TORCHSCRIPT_FILE: own_torchscript.write_model,
@@ -65,15 +65,15 @@ WRITERS: dict[str, Writer] = {
 
 
 def labels_of(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the labels in config.json, or () if they are only transformers' placeholders."""
+    """Return the labels in config.json, or () if it has none except transformers' placeholders."""
     names = config.get("id2label") or {}
     labels = tuple(str(names[key]) for key in sorted(names, key=int))
     return () if "LABEL_0" in labels else labels
 
 
 def activation_of(config: Mapping[str, Any]) -> str:
-    """Return the function with which transformers' pipeline turns logits into scores: "softmax",
-    "sigmoid" or "none"."""
+    """Return the name of the function with which transformers' pipeline turns logits into scores:
+    "softmax", "sigmoid" or "none"."""
     kind = config.get("problem_type")
     if kind == "regression":
         return "none"

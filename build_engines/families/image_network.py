@@ -1,4 +1,4 @@
-"""Exports networks from the transformers library that take one image, with torch. The ONNX file
+"""Uses torch to export networks from the transformers library that take one image. The ONNX file
 takes pixels, and returns the outputs that the client reads. Only this module loads these networks
 and their image processors."""
 
@@ -38,8 +38,9 @@ NAMES = {method.value: name for name, method in INTERPOLATIONS.items()}
 def write_onnx(weights: Weights, family: Family, request: Request, path: Path) -> dict[str, str]:
     """Export the network to ONNX. Its input is UINT8 [N,3,height,width], and its outputs are those
     that the family's client reads. Height and width are dynamic if images keep their proportions.
-    Return the client's settings. Raise BuildError if the network cannot be exported, or if the
-    file's outputs differ from the network's."""
+    Return the client's settings. Raise UsageError if the request has batches of images that keep
+    their proportions, and BuildError if the network cannot be exported, or if the file's outputs
+    differ from the network's."""
     head = family.head
     if head is None:
         raise BuildError(f"no network of transformers is built for the client {family.client}")
@@ -91,8 +92,8 @@ def _processor(checkpoint: Path) -> Any:
 
 
 def settings_of(processor: Any) -> dict[str, str]:
-    """Return the settings with which a client prepares images exactly as the image processor does.
-    Raise BuildError if there are no such settings."""
+    """Return settings with which a client prepares random images of all sizes in TRIED as the image
+    processor does. Raise BuildError if none of the candidates do."""
     settings = {
         "interpolation": NAMES[int(getattr(processor, "resample", None) or 0)],
         "exact": "true",
@@ -112,7 +113,8 @@ def settings_of(processor: Any) -> dict[str, str]:
 
 
 def prepared(processor: Any, image: Image.Image) -> NDArray[np.float32]:
-    """Return the image as the processor prepares it for the network, [channels, height, width]."""
+    """Return the image as the processor prepares it for the network, [3, height, width]. Raise
+    BuildError if the processor fails or returns another shape."""
     with explained(f"{name_of(processor)} does not prepare an image"):
         batch = processor(images=image, return_tensors="np")["pixel_values"]
         pixels: NDArray[np.float32] = np.asarray(batch)[0]
@@ -131,7 +133,7 @@ def name_of(processor: Any) -> str:
 
 def _geometries(processor: Any) -> Iterator[dict[str, str]]:
     """Yield candidates for the client's settings: the ways in which processors resize and crop
-    images. Raise BuildError if the prepared images differ in size, and the processor does not say
+    images. Raise BuildError if the prepared images differ in size, but the processor does not say
     how it keeps their proportions."""
     sizes = {prepared(processor, Image.new("RGB", size)).shape for size in TRIED}
     shortest, longest = _edge(processor, "shortest_edge"), _edge(processor, "longest_edge")
@@ -179,7 +181,8 @@ def _joined(values: NDArray[np.float64]) -> str:
 
 
 def client_of(processor: Any, settings: Mapping[str, str]) -> Client:
-    """Return a client with these settings, for a network that takes normalized images."""
+    """Return a client with these settings, for a network that takes normalized images. Raise
+    BuildError if the settings are invalid."""
     sides = settings.get("size", "-1").split(",")
     height, width = int(sides[0]), int(sides[-1])
     inputs = (TensorSpec("images", "FP32", (3, height, width)),)
@@ -199,8 +202,8 @@ def _is_same(processor: Any, client: ImageClient, size: tuple[int, int]) -> bool
 
 
 class Pixels(torch.nn.Module):  # type: ignore[misc, unused-ignore]
-    """Wraps a network so that it takes UINT8 RGB pixels, and returns its outputs as tensors instead
-    of transformers' result classes."""
+    """Wraps a network so that it takes UINT8 pixels instead of normalized images, and returns its
+    outputs as tensors instead of transformers' result classes."""
 
     def __init__(self, network: Any, client: ImageClient, head: Head) -> None:
         super().__init__()

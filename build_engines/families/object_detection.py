@@ -1,5 +1,5 @@
-"""Builds detectors with YOLO's output: YOLOv5, v8 to 26, and other networks exported in the same
-layout. A build uses this family only if --client or the recipe names it. clients/_box_decoding.py
+"""Builds detectors with YOLO's output: YOLOv5, v8 to 26, and other networks exported in their
+layouts. A build uses this family only if --client or the recipe names it. clients/_box_decoding.py
 recognizes the layout."""
 
 from pathlib import Path

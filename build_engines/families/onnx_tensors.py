@@ -12,8 +12,8 @@ from build_engines.runners import OnnxFile
 
 
 def open_file(file: Path) -> OnnxFile | None:
-    """Open the file in ONNX Runtime. Return None if that fails. The build loads the finished model
-    later, and then the error says why."""
+    """Open the file in ONNX Runtime. Return None if that fails. If the build later loads the model
+    in tritonserver, the error says why."""
     try:
         return OnnxFile(file)
     except BuildError:
@@ -35,7 +35,7 @@ def with_tensors_of(
 
     A model takes batches if the first dimension of all its tensors is variable. Its
     `max_batch_size` comes from the request, or else from the ModelSpec. Other models take no
-    batches. Raise UsageError if the request asks for them.
+    batches: raise UsageError if the request has a `max_batch_size` above 0.
     """
     inputs, outputs = onnx_reader.specs(graph)
     if opened:

@@ -21,9 +21,9 @@ from serving.clients import client_class
 
 MAX_BATCH_SIZE = 8
 ROWS = 3  # number of random rows in the batch on which a file is tested
-LENGTHS = (32, 1024)  # sizes of the rows' variable dimensions, tried in this order
-# tolerance, as a share of the largest value, when the outputs for a row in a batch of its own are
-# compared with those for the same row among others
+LENGTHS = (32, 1024)  # sizes of variable dimensions, tried in this order until the file runs
+# when the outputs for a row alone are compared with those for the row in a batch: the tolerance of
+# floats, as a share of the largest value, and the share of integers that may differ
 ALIKE = 0.01
 SIDE = 640  # side, in pixels, of a detector's random images; YOLO's default
 # An output with at most FEW_BOXES boxes is not checked: it may list only the objects that were
@@ -43,13 +43,13 @@ class Findings:
     - `mixes_rows`: the outputs for a row depend on the other rows. The first dimension is then
       variable but is not a batch; it may be time, for example.
     - `makes_scores`: the file itself turns logits into scores. In the first output, no number is
-      negative and each row sums to 1, as after a softmax.
+      negative and each row sums to 1, or the ONNX graph ends in a softmax or a sigmoid.
     - `largest`: the largest absolute value in the first output, or 0 if the output has at most
       FEW_BOXES boxes.
 
     The other fields come from the metadata that Ultralytics writes into an ONNX file: the `names`
-    of the classes, the `keypoints` of a box, and the `size` of the images for which the file was
-    exported.
+    of the classes, the shape of a box's `keypoints` ("17,3"), and the `size` of the longer side of
+    the images for which the file was exported.
     """
 
     mixes_rows: bool = False
@@ -63,7 +63,7 @@ class Findings:
 def run_random_rows(family: Family, run: Runner, spec: ModelSpec) -> Findings:
     """Run the model on a batch of random rows and then on each row alone or, if it takes no
     batches, on one set of random tensors. Return what this shows, or empty Findings if the model
-    fails with each of the lengths that are tried."""
+    fails at every length that is tried."""
     lengths = (SIDE,) if family.boxes_in_pixels else LENGTHS
     for length in lengths:
         try:
@@ -109,8 +109,8 @@ def _mixes_rows(run: Runner, feed: Tensors, together: Tensors) -> bool:
 
 
 def _alike(a: Any, b: Any) -> bool:
-    """Return whether two arrays are equal up to rounding. A few integers may differ, because they
-    may be computed from floats, which are rounded."""
+    """Return whether two arrays have the same shape and differ by at most ALIKE. A few integers may
+    differ, because they may be computed from floats, which are rounded."""
     if a.shape != b.shape:
         return False
     if a.dtype.kind != "f":
@@ -120,7 +120,7 @@ def _alike(a: Any, b: Any) -> bool:
 
 
 def _are_shares(scores: Any) -> bool:
-    """Return whether no number is negative and each row sums to 1."""
+    """Return whether the scores are floats, none is negative, and each row sums to 1."""
     if scores.dtype.kind != "f":
         return False
     rows = scores.reshape(len(scores), -1)
@@ -131,8 +131,9 @@ def finished(
     family: Family, request: Request, folder: Path, spec: ModelSpec, findings: Findings
 ) -> ModelSpec:
     """Write the labels (from --labels, or else from the file's metadata), the other files of the
-    family, and an example. Return the ModelSpec with the settings that follow from the file. Raise
-    BuildError for boxes that are not in pixels, and UsageError for a --size that has no effect."""
+    family and, if the family has one, an example. Return the ModelSpec with the settings that
+    follow from the file and the flags. Raise BuildError for boxes that are not in pixels, and
+    UsageError for a --size that has no effect."""
     if family.boxes_in_pixels:
         _check_boxes(findings)
     settings = family.write_files(request, folder)
@@ -146,7 +147,7 @@ def finished(
         settings["activation"] = "none"
     if findings.keypoints and "keypoints" in defaults:
         settings["keypoints"] = findings.keypoints
-    sides = spec.inputs[0].shape[-3:] if spec.inputs else ()  # of an image: also its channels
+    sides = spec.inputs[0].shape[-3:] if spec.inputs else ()  # including an image's channels
     has_free_size = "size" in defaults and sides.count(-1) >= 2
     has_size_asked = "size" in defaults and sides.count(request.size) == 2
     if request.size and not has_free_size and not has_size_asked:

@@ -16,8 +16,9 @@ from build_engines.weights import Weights
 
 def write_model(family: Family, weights: Weights, request: Request, folder: Path) -> ModelSpec:
     """Copy the file to 1/model.onnx, together with the files that hold its weights, and return its
-    ModelSpec. A run on random rows shows what the graph does not say: whether the first dimension
-    is a batch, and whether the file itself turns logits into scores."""
+    ModelSpec. A run on random rows shows what the graph may not say: whether the first dimension is
+    a batch, whether the file turns logits into scores, and whether boxes are in pixels. Raise
+    UsageError for a --max-batch-size above 0 if the outputs for a row depend on the other rows."""
     graph = weights.graph
     file = _copied(weights, folder)
     opened = open_file(file)
@@ -34,8 +35,8 @@ def write_model(family: Family, weights: Weights, request: Request, folder: Path
             )
         one_by_one = replace(request, max_batch_size=0)
         spec = with_tensors_of(one_by_one, graph, opened, spec)
-    # The run alone is not enough: the outputs of a sigmoid do not sum to 1. Such files were served
-    # with a second activation, and returned wrong scores.
+    # The run alone is not enough: the outputs of a sigmoid do not sum to 1. Without this check,
+    # such files were served with a second activation, and returned wrong scores.
     ends_in_scores = onnx_reader.makes_scores(graph, spec.outputs[0].name)
     findings = replace(
         findings,

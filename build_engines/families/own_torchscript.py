@@ -1,5 +1,5 @@
 """Builds a model from a user's own TorchScript file. The inputs come from flags, and the outputs
-from runs on random tensors. Modules that need torch are imported only when they are used."""
+from runs on random tensors. torch is imported only when it is used."""
 
 import re
 import shutil
@@ -23,8 +23,8 @@ _INPUT = re.compile(r"(?:([^:]+):)?([A-Z0-9]+):((?:-?\d+(?:,-?\d+)*)?)")
 
 
 def write_model(family: Family, weights: Weights, request: Request, folder: Path) -> ModelSpec:
-    """Copy the file to 1/model.pt, and return its ModelSpec. Raise BuildError if it cannot be
-    served."""
+    """Copy the file to 1/model.pt, and return its ModelSpec. Raise UsageError for a missing or
+    invalid --input, and BuildError if the file cannot be served with these inputs."""
     batch = MAX_BATCH_SIZE if request.max_batch_size < 0 else request.max_batch_size
     path = weights.path
     module = _read(path)
@@ -53,8 +53,8 @@ def _run(module: Any, feed: Tensors) -> Tensors:
 
 def parse_inputs(texts: Sequence[str]) -> tuple[TensorSpec, ...]:
     """Parse the inputs, each written as [NAME:]DATATYPE:DIMS, such as FP32:3,224,224, with -1 for a
-    variable dimension. Without a NAME they are called INPUT__0 …, as in Triton. Raise UsageError
-    for any other text, or if there is none."""
+    variable dimension. An input without a NAME is called INPUT__ and its index, as in Triton. Raise
+    UsageError if a text is invalid, or if there are none."""
     if not texts:
         raise UsageError(
             "a TorchScript file does not declare its inputs: add --input FP32:3,224,224 for "
@@ -102,7 +102,7 @@ def _output_specs(
 ) -> tuple[TensorSpec, ...]:
     """Run the module on random tensors, and return the specs of its outputs. A dimension is
     variable if it differs between two runs with different sizes. Raise BuildError if the module
-    fails, or if an output has no batch dimension although there are batches."""
+    fails, or if `batching` is true and an output has no batch dimension."""
     model = ModelSpec(inputs=inputs, max_batch_size=int(batching))
     try:
         one, other = (

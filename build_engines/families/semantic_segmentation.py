@@ -1,4 +1,4 @@
-"""Builds networks that return a class for each pixel of an image: SegFormer and others."""
+"""Builds networks that classify each pixel of an image: SegFormer and others."""
 
 from build_engines.families.family import Family, Head
 from build_engines.families.image_checkpoint import WRITERS

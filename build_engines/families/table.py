@@ -1,5 +1,5 @@
-"""Builds tabular models from models of scikit-learn, XGBoost and LightGBM, or from ONNX files of
-them. The package tables converts the models."""
+"""Builds tabular models from models of scikit-learn, XGBoost and LightGBM, or from ONNX files that
+were converted from such models. The package tables converts the models."""
 
 import json
 import re
@@ -34,13 +34,14 @@ OF_CATBOOST = (
     "CatBoost writes its ONNX file itself, model.save_model('model.onnx', format='onnx'); build "
     "that"
 )
-# a class that cannot be imported from a library other than these is the user's own code
+# a class that cannot be imported is the user's own code, unless its module is in one of these
 LIBRARIES = ("sklearn", "xgboost", "lightgbm", "numpy", "scipy", "joblib", "pandas")
 
 
 def write_model(_: Family, weights: Weights, request: Request, folder: Path) -> ModelSpec:
-    """Write 1/model.onnx, labels.txt and, unless the weights are an ONNX file, the other files that
-    `_converted` writes. Return the ModelSpec. Raise UsageError for any precision but fp32."""
+    """Write 1/model.onnx, labels.txt if the classes have names and, unless the weights are an ONNX
+    file, what `_converted` writes. Return the ModelSpec. Raise UsageError unless --precision is
+    fp32."""
     if request.precision != "fp32":
         raise UsageError(f"--precision {request.precision}: a table's model is served in fp32")
     settings: dict[str, str] = {}
@@ -61,8 +62,8 @@ def write_model(_: Family, weights: Weights, request: Request, folder: Path) -> 
 
 
 def _converted(request: Request, weights: Weights, folder: Path) -> Any:
-    """Convert the model to ONNX, and return the result. Write example.json into the folder and, if
-    the columns have names or only certain categories, columns.txt and categories.json."""
+    """Convert the model to ONNX, and return the result. Write example.json, columns.txt if columns
+    have names, and categories.json if a column accepts only certain values."""
     estimator = read(weights, request.allow_pickle)
     from build_engines.families.tables.to_onnx import convert
 
@@ -80,7 +81,8 @@ def _converted(request: Request, weights: Weights, folder: Path) -> Any:
 
 def _name_classes(request: Request, classes: Sequence[Class], folder: Path) -> Mapping[str, str]:
     """Write labels.txt with the user's labels, or with the model's own class names if they are
-    strings. Return the setting `classes` if the classes are numbers other than 0, 1, 2 …."""
+    strings. Return the setting `classes` if the classes are numbers other than 0, 1, 2 …. Raise
+    UsageError if there are both labels and class names."""
     texts = [name for name in classes if isinstance(name, str)]
     if texts and request.labels:
         raise UsageError(
@@ -135,7 +137,8 @@ def _pickle(path: Path, allow_pickle: bool) -> Any:
 def _unpickled(path: Path) -> Any:
     """Return the pickled object. Triton's stub needs NumPy 1, which cannot read what NumPy 2
     pickled, so this translates the names of NumPy 2's modules. It leaves out random generators,
-    whose format has changed too, because no prediction needs them."""
+    whose format has changed too, because no prediction needs them. Raise BuildError for a class of
+    CatBoost's or of the user's own code."""
     from joblib import numpy_pickle
 
     class Unpickler(numpy_pickle.NumpyUnpickler):  # type: ignore[misc]  # joblib has no types
@@ -196,7 +199,7 @@ def _lightgbm(path: Path, _: bool) -> Any:
 
 def _recognizes(weights: Weights) -> bool:
     """Return whether the weights are a tabular model: a pickle, a file of XGBoost or LightGBM, or
-    an ONNX file that skl2onnx or onnxmltools wrote."""
+    an ONNX file with operators for such models."""
     return weights.kind in READERS or (weights.kind == ONNX_FILE and has_operators(weights.graph))
 
 

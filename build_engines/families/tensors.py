@@ -1,5 +1,5 @@
-"""Builds models from any other ONNX or TorchScript file. They are served without a client: callers
-send and receive tensors."""
+"""Builds models from ONNX and TorchScript files that no other family takes. The models have no
+client: callers send and receive tensors."""
 
 from build_engines.families import own_onnx, own_torchscript
 from build_engines.families.family import Family

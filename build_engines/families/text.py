@@ -1,5 +1,5 @@
-"""Builds text encoders, such as BERT, for embeddings and for the tasks of the transformers
-library's pipelines."""
+"""Builds text encoders, such as BERT, for embeddings and for other tasks, such as text
+classification and question answering."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -33,7 +33,7 @@ from serving.repository.model_config import RAGGED
 
 BATCH_SIZE = 32
 LABELS = "labels.txt"
-# tasks that compute scores from logits, and have no setting `activation`
+# tasks that always compute scores from logits: the setting `activation` does not apply to them
 FROM_LOGITS = (
     "fill-mask",
     "question-answering",
@@ -47,8 +47,8 @@ NOTE = (
 
 
 def write_model(_: Family, weights: Weights, request: Request, folder: Path) -> ModelSpec:
-    """Write the model folder's files. Raise BuildError if the checkpoint's network is not for the
-    task."""
+    """Write the model folder's files, and return the ModelSpec. Raise UsageError for --tokenizer,
+    and BuildError if the checkpoint cannot be built for the task."""
     if request.tokenizer:
         raise UsageError("--tokenizer is for an ONNX file; a folder brings its own")
     checkpoint, config = weights.path, weights.config
@@ -91,8 +91,8 @@ def write_minilm(family: Family, _: Weights, request: Request, folder: Path) -> 
 
 
 def write_tokenizer(request: Request, folder: Path) -> dict[str, str]:
-    """Copy the files in the folder that --tokenizer names, and write an example. Return the
-    settings. Raise UsageError if the flag is missing, or for an unknown --task."""
+    """Copy the tokenizer's files from the folder that --tokenizer names, and write an example.
+    Return the settings. Raise UsageError if the flag is missing, or for an unknown --task."""
     if not request.tokenizer:
         raise UsageError(
             "--client text takes --tokenizer FOLDER, the folder of the tokenizer's files"
@@ -105,7 +105,8 @@ def write_tokenizer(request: Request, folder: Path) -> dict[str, str]:
 
 
 def logits_of(spec: ModelSpec) -> Sequence[str]:
-    """Return the outputs that the client reads as logits."""
+    """Return the names of outputs that the client always reads as logits. The model may lack some
+    of them."""
     if spec.settings.get("task") not in FROM_LOGITS:
         return ()
     return (spec.outputs[0].name, *TWO_OUTPUTS)

@@ -66,15 +66,15 @@ def read_json(path: Path) -> Any:
 
 
 def is_text(weights: Weights) -> bool:
-    """Return whether the weights are a folder whose network reads tokens."""
+    """Return whether the weights are a folder with a tokenizer's files, modules.json or a BERT."""
     if weights.has("tokenizer.json", "tokenizer_config.json", "vocab.txt", MODULES):
         return True
     return weights.kind == CHECKPOINT and weights.config.get("model_type") == "bert"
 
 
 def has_safetensors(checkpoint: Path) -> bool:
-    """Return whether the weights are in *.safetensors, or else in pytorch_model*.bin. Raise
-    BuildError if they are in neither."""
+    """Return True if the folder has *.safetensors, and False if it has only pytorch_model*.bin.
+    Raise BuildError if it has neither."""
     if any(checkpoint.glob("*.safetensors")):
         return True
     if any(checkpoint.glob("pytorch_model*.bin")):
@@ -86,8 +86,8 @@ def has_safetensors(checkpoint: Path) -> bool:
 
 
 def task_of(checkpoint: Path, config: Mapping[str, Any], asked: str) -> str:
-    """Return the task `asked`, or else the default task of the network in config.json. Raise
-    BuildError if the network does not support the task."""
+    """Return the task `asked` or, if it is "", the default task of the network in config.json.
+    Raise BuildError if there is no such task, or if the network does not support it."""
     if asked and asked not in TASKS:
         raise BuildError(f"the task {asked!r} is not one of: {', '.join(TASKS)}")
     name = str((config.get("architectures") or ["network of no name"])[0])
@@ -108,7 +108,8 @@ def task_of(checkpoint: Path, config: Mapping[str, Any], asked: str) -> str:
 
 
 def _tasks_of(checkpoint: Path, config: Mapping[str, Any], name: str) -> tuple[str, ...]:
-    """Return the tasks of the network `name`, the default first, or () if it has none."""
+    """Return the tasks of a network whose class is `name`, the default first, or () if none is
+    known."""
     is_ranker = _is_cross_encoder(checkpoint, config)
     if (checkpoint / MODULES).is_file() and not is_ranker:
         return ("embedding",)
@@ -122,8 +123,8 @@ def _tasks_of(checkpoint: Path, config: Mapping[str, Any], name: str) -> tuple[s
 
 
 def _is_cross_encoder(checkpoint: Path, config: Mapping[str, Any]) -> bool:
-    """Return whether sentence-transformers' CrossEncoder wrote the folder: version 6 records that
-    in a file of its own, older versions in config.json."""
+    """Return whether sentence-transformers' CrossEncoder wrote the folder. Depending on the
+    version, config_sentence_transformers.json or config.json says so."""
     return (
         read_json(checkpoint / PROMPTS).get("model_type") == "CrossEncoder"
         or "sbert_ce_default_activation_function" in config
@@ -132,9 +133,9 @@ def _is_cross_encoder(checkpoint: Path, config: Mapping[str, Any]) -> bool:
 
 
 def sentence_settings(checkpoint: Path, task: str) -> dict[str, str]:
-    """Return the client's settings for a folder of sentence-transformers. The pooling is not among
-    them, because it is part of the network. Raise BuildError for an unknown module, for modules in
-    an unknown order, or for a default prompt that the task does not support."""
+    """Return the client's settings that follow from sentence-transformers' files. The pooling is
+    not among them, because it is part of the network. Raise BuildError for an unknown module, for
+    modules in an unknown order, or for a default prompt that the task does not support."""
     settings = {}
     modules = [name for name, _ in modules_of(checkpoint)]
     if task == "embedding":
@@ -157,14 +158,15 @@ def sentence_settings(checkpoint: Path, task: str) -> dict[str, str]:
 
 
 def _read_sentence_file(checkpoint: Path) -> Any:
-    """Return the settings of the Transformer module, max_seq_length and do_lower_case.
-    sentence-transformers stores them in a file that is named after the kind of network."""
+    """Return the settings in sentence_*_config.json, such as max_seq_length, or {} without this
+    file. sentence-transformers names it after the kind of network."""
     files = sorted(checkpoint.glob("sentence_*_config.json"))
     return read_json(files[0]) if files else {}
 
 
 def modules_of(checkpoint: Path) -> list[tuple[str, Path]]:
-    """Return the class name and the folder of each module of a sentence encoder, in order."""
+    """Return the class name and the folder of each module in modules.json, in the order in which
+    they run, or [] without this file."""
     modules = []
     for module in read_json(checkpoint / MODULES) or ():
         name = str(module["type"]).rpartition(".")[2]
@@ -173,8 +175,8 @@ def modules_of(checkpoint: Path) -> list[tuple[str, Path]]:
 
 
 def pooling_of(checkpoint: Path) -> str:
-    """Return the pooling: mean, cls, max or last. Raise BuildError for any other, or if it leaves
-    out prompts."""
+    """Return the pooling: mean (the default), cls, max or last. Raise BuildError for any other, for
+    a combination, or if the pooling leaves out prompts."""
     folders = dict(modules_of(checkpoint))
     config = read_json(folders.get("Pooling", checkpoint / "1_Pooling") / "config.json")
     if "pooling_mode" in config:
@@ -212,7 +214,8 @@ def copy_tokenizer(source: Path, target: Path) -> None:
 
 
 def check_tokenizer(folder: Path, checkpoint: Path) -> TextTokenizer:
-    """Return the tokenizer in a model's folder. Raise BuildError if it does not fit the network."""
+    """Return the tokenizer in `folder`. Raise BuildError if it cannot be loaded, or if it does not
+    fit the `checkpoint`."""
     try:
         tokenizer = TextTokenizer(folder, 0)
     except ConfigError as err:

@@ -1,4 +1,4 @@
-"""Exports text encoders from the transformers library to ONNX, with torch. Only this module loads
+"""Uses torch to export text encoders from the transformers library to ONNX. Only this module loads
 these networks."""
 
 import inspect
@@ -35,7 +35,7 @@ LOADERS = {
 }
 # model types whose networks look up token types in the table of word embeddings
 TYPES_AS_WORDS = ("xlm", "flaubert")
-# text networks that project their embedding
+# networks that project the embedding of a text
 TOWERS = ("CLIPModel", "CLIPTextModelWithProjection")
 # pretraining weights that a checkpoint may contain beside those of the requested network
 SPARE = (
@@ -45,12 +45,12 @@ SPARE = (
 )
 # (rows, tokens) of the inputs on which the file is compared with the network
 TRIED = ((1, 3), (3, 12), (2, 21))
-LARGEST = 2**31 - 2**24  # bytes of weights: protobuf's limit, minus room for the graph
+LARGEST = 2**31 - 2**24  # maximum bytes of weights: protobuf's limit, minus room for the graph
 
 
 def write_onnx(checkpoint: Path, task: str, pooling: str, path: Path) -> None:
     """Export the network in the folder to ONNX. Its inputs are input_ids, attention_mask,
-    token_type_ids if the network has token types, and masked_lm_positions for fill-mask. Raise
+    token_type_ids if the network has several types, and masked_lm_positions for fill-mask. Raise
     BuildError if the folder's weights do not fit the network for the task, if the network cannot be
     exported, or if padding changes its outputs."""
     # the folders of the layers after the pooling
@@ -67,8 +67,8 @@ def write_onnx(checkpoint: Path, task: str, pooling: str, path: Path) -> None:
 
 
 def load_network(checkpoint: Path, task: str, largest: int = LARGEST) -> Any:
-    """Load the network for a task with transformers. Raise BuildError if it cannot be exported, for
-    example because its weights have more than `largest` bytes."""
+    """Load the network for a task with transformers. Raise BuildError if it cannot be loaded or
+    exported, for example because its weights have more than `largest` bytes."""
     named = (read_json(checkpoint / "config.json").get("architectures") or [""])[0]
     loader = named if named in TOWERS or named.endswith("EncoderModel") else LOADERS[task]
     unused = r"(\w+\.)*pooler\." if task == "embedding" else NEVER
@@ -134,7 +134,7 @@ class _Exported(torch.nn.Module):  # type: ignore[misc, unused-ignore]
 
     def _only_masks(self, module: Any, inputs: Any, output: Any) -> Any:
         """Keep only the states at the masks, because the logits of all tokens would take 15.6 MB
-        for a text of 128 tokens."""
+        for a text of 128 tokens, with BERT's vocabulary."""
         states = output.last_hidden_state
         index = self.positions[..., None].expand(-1, -1, states.shape[-1])
         output.last_hidden_state = states.gather(1, index)
@@ -185,7 +185,8 @@ class _SentenceHead(torch.nn.Module):  # type: ignore[misc, unused-ignore]
 
 
 def _dense(folder: Path) -> list[torch.nn.Module]:
-    """Return the linear layer and the activation in the folder of a Dense module."""
+    """Return the linear layer and the activation in the folder of a Dense module. Raise BuildError
+    if model.safetensors is missing, or if the activation is not supported."""
     config = read_json(folder / "config.json")
     name = str(config.get("activation_function", "Tanh")).rpartition(".")[2]
     if (
@@ -206,8 +207,8 @@ def _dense(folder: Path) -> list[torch.nn.Module]:
 
 
 def _same(outputs: Arrays, wanted: Arrays, example: Example) -> bool:
-    """Return whether the file's `outputs` are those `wanted`, up to rounding. The padding in
-    outputs of the shape [rows, tokens, …] is ignored."""
+    """Return whether the file's `outputs` equal the `wanted` ones, up to rounding. In outputs of
+    the shape [rows, tokens, n], padding is ignored."""
     if POSITIONS in example:
         return equal(outputs, wanted)
     is_token = example["attention_mask"].numpy() > 0
@@ -224,7 +225,7 @@ def _check_padding(network: _Exported) -> None:
     examples = [network.example(*size) for size in TRIED]
     for example in examples + [_padded_with_0(example) for example in examples]:
         length = example["input_ids"].shape[1]
-        end = (length + 1) // 2  # the tokens of the last row; the rest of it is padding
+        end = (length + 1) // 2  # number of tokens in the last row; padding follows
         last = {name: tensor[-1:] for name, tensor in example.items()}
         cut = {name: row if name == POSITIONS else row[:, :end] for name, row in last.items()}
         with torch.inference_mode():

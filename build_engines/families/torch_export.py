@@ -1,8 +1,8 @@
 """Loads networks from transformers' folders, and exports torch networks to ONNX files in opset 17,
 which Triton 24.10 can read.
 
-torch's tracer turns some sizes and values into constants, so the ONNX file is compared with the
-network on inputs of other shapes.
+torch's tracer turns some sizes and values into constants, so check_answers compares the ONNX file
+with the network on inputs of other shapes.
 """
 
 import re
@@ -33,9 +33,9 @@ def load(
     missing, and weights that match `spare` may be in the folder although the network does not use
     them. `purpose` completes error messages.
 
-    Raise BuildError if another weight is missing, which transformers would fill with random
-    numbers, if the folder has another weight that the network does not use, or if a weight has the
-    wrong shape.
+    Raise BuildError if transformers cannot load the network, if another weight is missing (it would
+    get random numbers), if the folder has another weight that the network does not use, or if a
+    weight has the wrong shape.
     """
     try:
         network, info = loader.from_pretrained(
@@ -78,9 +78,9 @@ def export_onnx(
     path: Path,
     second: str = "",
 ) -> None:
-    """Export `module` to `path`. `shapes` are the shapes of the inputs. The outputs have the same
-    first dimension as the inputs. `second` names the second dimension of outputs that have three.
-    Raise BuildError if torch cannot export the module."""
+    """Trace `module` on the `example`, and write it to `path`. `shapes` are the shapes of the
+    inputs. The outputs have the same first dimension as the inputs. `second` names the second
+    dimension of outputs that have three. Raise BuildError if torch cannot export the module."""
     path.parent.mkdir(parents=True, exist_ok=True)
     first = next(iter(shapes.values()))[0]
     with warnings.catch_warnings(), torch.inference_mode():
@@ -145,7 +145,7 @@ def check_answers(
     remedy: str = "",
 ) -> None:
     """Run the file and the network on the examples. Raise BuildError, with the `remedy`, if their
-    outputs differ."""
+    outputs differ or one of them fails."""
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     for example in examples:
         try:

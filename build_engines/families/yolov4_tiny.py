@@ -99,8 +99,8 @@ class _Network(ImageGraph):
         stride: int = 1,
         is_last: bool = False,
     ) -> str:
-        """Add a convolution from `channels` to `wide` channels, with a batch norm and a leaky ReLU
-        unless it `is_last`."""
+        """Add a convolution from `channels` to `wide` channels and, unless it `is_last`, a batch
+        norm and a leaky ReLU."""
         names = ("beta",) if is_last else ("beta", "gamma", "mean", "variance")
         values = {name: self._take(wide) for name in names}
         weights, bias = self._take(wide, channels, kernel, kernel), values["beta"]
@@ -111,7 +111,7 @@ class _Network(ImageGraph):
 
     def block(self, x: str, channels: int) -> tuple[str, str]:
         """Add a cross-stage partial block, and halve the height and width. Return its output, which
-        has twice as many channels, and its last convolution."""
+        has twice as many channels, and the output of its last convolution."""
         half = channels // 2
         first = self.convolution(x, channels, channels)
         _, rest = self.split(first, [half, half], axis=1)

@@ -27,13 +27,13 @@ from clients._labels import DEFAULT_LABELS
 MAX_BATCH_SIZE = 8
 SIDE = 640
 STRIDES = (8, 16, 32)
-# number of boxes that the network returns; hardly any of the others would be a detection
+# maximum number of boxes that the network returns; hardly any of the others would be a detection
 BOXES = 1000
 
 
 def write_model(_: Family, weights: Weights, request: Request, folder: Path) -> ModelSpec:
     """Write the model folder's files, and return the ModelSpec. Raise UsageError if --size is not a
-    multiple of the largest stride."""
+    multiple of the largest stride, and BuildError if the file is not such a checkpoint."""
     side = request.size or SIDE
     if side < STRIDES[-1] or side % STRIDES[-1]:
         raise UsageError(f"--size {side}: YOLOv5's input is a multiple of {STRIDES[-1]}")
@@ -169,8 +169,8 @@ class C3(nn.Module):
 
 
 class SPPF(nn.Module):
-    """Spatial pyramid pooling: concatenates its input with the results of one, two and three max
-    poolings."""
+    """Spatial pyramid pooling: a convolution, whose result is concatenated with those of one, two
+    and three max poolings of it, and another convolution."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -197,9 +197,9 @@ class YoloV5(nn.Module):
     [N,boxes,5+classes]. A row holds cx, cy, w and h in pixels of the input, the objectness, and the
     class scores.
 
-    Only the BOXES rows with the highest objectness are decoded and returned, in any order. YOLOv5
-    has 25,200 boxes (9 MB with 80 classes), of which hardly any is a detection, and the output is
-    copied several times on its way to the client.
+    Only the BOXES rows with the highest objectness are decoded and returned, in any order. At
+    640×640, YOLOv5 has 25,200 boxes (9 MB with 80 classes). Hardly any of them is a detection, and
+    the output is copied several times on its way to the client.
     """
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
@@ -272,7 +272,8 @@ class YoloV5(nn.Module):
         return split.permute(0, 1, 3, 2).reshape(-1, 3 * count, self.outputs)
 
     def _cells(self, level: int, logits: Tensor) -> Tensor:
-        """Return a row for each anchor and cell: x, y, stride, the anchor's width and height."""
+        """Return a row for each anchor and cell: the cell's x, y and stride, and the anchor's width
+        and height."""
         rows = torch.arange(_size(logits, 2))
         y, x = torch.meshgrid(rows, torch.arange(_size(logits, 3)), indexing="ij")
         stride = torch.full_like(x, STRIDES[level])

@@ -61,8 +61,8 @@ def insert(graph: TableGraph, model: Any, cells: str, width: int) -> dict[str, s
 
 
 def _convertible(model: Any) -> Any:
-    """Return a copy of the model whose options are those that skl2onnx converts correctly. They do
-    not change its predictions."""
+    """Return a copy of the model, with the options replaced that skl2onnx does not convert
+    correctly. This does not change the results that are served."""
     copied = copy(model)
     # an option of VotingClassifier.transform, which is not served
     if hasattr(copied, "flatten_transform"):
@@ -73,8 +73,8 @@ def _convertible(model: Any) -> Any:
 
 
 def _register_scorers() -> None:
-    """Add the option zipmap to the only converter that lacks it, because skl2onnx sets this option
-    for every model of a pipeline."""
+    """Add the option zipmap to the only classifier's converter that lacks it, because skl2onnx sets
+    this option for every classifier in a pipeline."""
     from skl2onnx.common._registration import get_converter
 
     get_converter("SklearnLinearSVC")._options["zipmap"] = [True, False, "columns"]

@@ -14,7 +14,7 @@ from build_engines.families.tables.trees import booster_of, kind_of
 from clients.base import TensorSpec
 
 Array = NDArray[Any]
-LEARNED = (  # attributes of estimators that have a value, or a row of values, for each column
+LEARNED = (  # attributes of estimators: one value for each column, or rows of such values
     "statistics_",
     "data_min_",
     "data_max_",
@@ -38,7 +38,7 @@ class Column:
 
     name: str  # "" if columns have no names
     datatype: str = "FP64"
-    values: tuple[Any, ...] = ()  # the categories that the model knows; () for numbers
+    values: tuple[Any, ...] = ()  # the categories that the model knows, if any
     closed: bool = False  # whether an encoder rejects all other values
     filled: bool = False  # whether the encoder knows the value that an imputer before it fills in
     missing: Any = np.nan  # the value that means a missing cell to the model
@@ -49,7 +49,8 @@ class Column:
 
     @property
     def categories(self) -> list[Any] | None:
-        """Return the only values that the column may have, or None if it may have others too."""
+        """Return the only values that the column may have, with None for a missing cell. Return
+        None if it may have other values too."""
         if not self.closed:
             return None
         values = [None if is_missing(value) else value for value in self.values]
@@ -84,9 +85,9 @@ def columns_of(estimator: Any) -> list[Column]:
 def _readers(
     step: Any, indices: Sequence[int], fills: Sequence[Any] = ()
 ) -> Iterator[tuple[Any, Sequence[int], Sequence[Any]]]:
-    """Yield each step that reads columns of the model's input, unchanged except that an imputer may
-    have filled missing cells. With each step, yield the indices of its columns, and the values that
-    this imputer fills into them, or () without an imputer."""
+    """Yield each step that reads columns of the model's input as they are, or after an imputer has
+    filled missing cells. With each step, yield the indices of its columns, and the values that the
+    imputer fills in, or () without an imputer."""
     step = unwrapped(step)
     if hasattr(step, "steps"):
         for _, each in step.steps:
@@ -112,7 +113,7 @@ def _readers(
 
 
 def _fills(step: Any) -> bool:
-    """Return whether the step is an imputer that fills cells without a value."""
+    """Return whether the step is an imputer that fills cells of None or NaN."""
     return hasattr(step, "statistics_") and is_missing(step.missing_values)
 
 
@@ -130,7 +131,7 @@ def _with_categories(column: Column, categories: Array, closed: bool, is_filled:
     """Return the column with the `categories` of an encoder that reads it. `closed` means that the
     encoder rejects all other values. If several closed encoders read the column, it has only the
     categories that all of them accept. The categories of an encoder that is not closed are ignored
-    if another one is."""
+    if another one is closed."""
     if column.closed and not closed:
         return column
     values = tuple(categories.tolist())
@@ -213,9 +214,9 @@ def models_within(estimator: Any) -> list[Any]:
 
 
 def _learned(model: Any, count: int) -> Array:
-    """Return likely values of each of the model's `count` columns, [count, n]: the ends of a range
-    of two standard deviations around the mean that a scaler has learned, the value that an imputer
-    fills in, and the smallest and largest values in rows that the model has stored."""
+    """Return likely values of each of the model's `count` columns, [count, n]: the centre that a
+    scaler has learned, minus and plus twice its scale, and the smallest and largest values of each
+    attribute in LEARNED."""
     rows: list[Array] = []
     for center, scale in CENTERS:
         middle, size = getattr(model, center, None), getattr(model, scale, None)

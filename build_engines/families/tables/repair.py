@@ -30,9 +30,9 @@ def has_operators(model: onnx.ModelProto) -> bool:
 
 
 def mend(model: onnx.ModelProto) -> list[Class]:
-    """Remove ZipMap, and make the first dimension of every tensor the batch. Return the classes
-    that ZipMap listed, in the order of the probabilities. Raise UsageError if the model does not
-    run on several rows."""
+    """Remove ZipMap, make the first dimension of inputs variable if it is 1, and set the outputs'
+    shapes. Return the classes that ZipMap listed, in the order of the probabilities, or [] without
+    ZipMap. Raise UsageError if the model does not run on several rows."""
     classes = cut_zip_map(model.graph)
     for value in model.graph.input:
         dims = value.type.tensor_type.shape.dim
@@ -55,7 +55,7 @@ def drop_unused_inputs(model: onnx.ModelProto) -> list[int]:
 
 def cut_zip_map(graph: onnx.GraphProto) -> list[Class]:
     """Remove ZipMap, which turns probabilities into dictionaries. The tensor of probabilities gets
-    the name of ZipMap's output. Return the classes that ZipMap listed."""
+    the name of ZipMap's output. Return the classes that ZipMap listed, or [] without ZipMap."""
     zip_map = next(
         (node for node in graph.node if node.op_type == "ZipMap" and node.domain == ML), None
     )
@@ -96,7 +96,7 @@ def set_shapes(model: onnx.ModelProto, rows: Feed, remedy: str = INSTEAD) -> Non
             raise UsageError(f"the ONNX file does not run: {brief(err)}; {remedy}") from err
     for value, small, large in zip(model.graph.output, *runs, strict=True):
         if isinstance(small, np.ndarray):
-            # a discriminant analysis returns all its predictions in one row
+            # skl2onnx's discriminant analysis returns the predictions for all rows in one row
             if (small.shape, large.shape) == tuple((1, count) for count in ROWS):
                 row = f"{value.name}_row"
                 _rename(model.graph, value.name, row)

@@ -17,7 +17,7 @@ from build_engines.families.tables.trees import objective_of
 PREDICTIONS, PROBABILITIES = "predictions", "probabilities"
 ROWS = 500
 AT_ONCE = 1000  # rows per run
-EMPTY = 0.5  # the share of missing cells in columns that accept them
+EMPTY = 0.5  # the share of missing cells in columns for which missing cells are tried
 # objectives of Boosters whose predictions are probabilities
 _PROBABLE = ("binary:logistic", "multi:softprob", "binary", "multiclass", "multiclassova")
 # the thresholds at which trees of scikit-learn, XGBoost and LightGBM split a column of Booleans
@@ -39,7 +39,7 @@ EXACT, USUAL = Limits(1.0, 1e-6), Limits(0.99, 1e-3)
 
 def sample(columns: Sequence[Column]) -> list[Array]:
     """Return ROWS cells for each column, none of them missing: categories with equal probability,
-    or numbers in the range of the column's `points`."""
+    Booleans, or numbers in and around the range of the column's `points`."""
     rng = np.random.default_rng(0)
     return [_cells(column, rng) for column in columns]
 
@@ -64,8 +64,8 @@ def _cells(column: Column, rng: np.random.Generator) -> Array:
 
 def _numbers(points: Array, rng: np.random.Generator) -> Array:
     """Return numbers in and around the range of the points. About half of the numbers are integers,
-    or all of them if the points are thresholds between integers (multiples of 0.5). Without points,
-    return numbers of magnitudes from 0.01 to 10,000."""
+    or all of them if all points are multiples of 0.5, like thresholds between integers. Without
+    points, return numbers of magnitudes from 0.01 to 10,000."""
     if not len(points):
         signs = rng.choice([-1, 1], ROWS)
         return np.asarray(signs * 10 ** rng.uniform(-2, 4, ROWS))
@@ -130,10 +130,11 @@ def missing_columns(
     selects_columns: bool,
 ) -> list[int]:
     """Return the indices of the columns whose cells may be missing, because the predictions of the
-    model and its ONNX file still match.
+    model and its ONNX file then still match. Only columns of floats and of strings are tried.
 
-    If they do not match when cells are missing in all columns, each column is tried alone. Columns
-    of numbers are tried only if the first step `selects_columns`: in other models, a match would
+    If the predictions do not match with missing cells in all these columns, each is tried alone,
+    and then those that pass are tried together; if that fails, none may be missing. Columns of
+    floats are tried alone only if the first step `selects_columns`: in other models, a match would
     only mean that the model hardly uses the column.
     """
 
@@ -215,7 +216,7 @@ def _alike(wanted: Array, got: Array, close: float) -> Array:
         texts, others = wanted.astype(str), got.astype(str)
         return np.asarray(texts.ravel() == others.ravel())
     if wanted.ndim == 1 and got.shape[1:] == (2,):
-        got = got[:, 1]  # Boosters give the probability of the second of two classes
+        got = got[:, 1]  # a Booster returns only the second of two probabilities
     if wanted.size != got.size:
         return np.zeros(len(wanted), bool)
     shape = (len(wanted), -1)

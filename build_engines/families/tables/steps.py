@@ -1,7 +1,8 @@
-"""Converts preprocessing steps to ONNX nodes that compute in FP64. Their results equal those of
-scikit-learn's transform to the last bit. Steps that are not in STEPS are converted by skl2onnx.
+"""Converts the preprocessing steps in STEPS to ONNX nodes that compute in FP64. Their results equal
+those of scikit-learn's transform to the last bit.
 
-A step takes columns and returns columns. Steps that only select columns add no node.
+A step takes columns and returns columns. Steps that only select columns add no node. skl2onnx
+converts all other steps.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -47,7 +48,8 @@ class Table:
 
 def matrix(graph: Graph, cells: Sequence[Cells], whole_in_fp32: bool = False) -> str:
     """Return the columns as one FP64 tensor. With `whole_in_fp32`, integers are rounded to FP32
-    directly, because rounding them to FP64 first would change some of those above 2^53."""
+    directly, because rounding them to FP64 first would change some of those above 2^53. Raise
+    BuildError for a column of strings."""
     parts: list[str] = []
     for (tensor, datatype, width), group in groupby(
         cells, lambda each: (each.tensor, each.datatype, each.width)
@@ -158,7 +160,7 @@ def _weighted(
 
 
 def _function(_: TableGraph, step: Any, table: Table) -> Table:
-    """Return the table if the function changes nothing (check_array, or None). Otherwise, raise
+    """Return the table if `func` is None or check_array, which change nothing. Otherwise, raise
     BuildError."""
     function = getattr(step.func, "func", step.func)  # the function inside a functools.partial
     if step.func is None or getattr(function, "__name__", "") == "check_array":
@@ -171,8 +173,8 @@ def _function(_: TableGraph, step: Any, table: Table) -> Table:
 
 
 def _scaled(graph: Graph, table: Table, center: Any, scale: Any, clip: Any = None) -> Table:
-    """Return (column - center) / scale, clipped. As scikit-learn does, multiply the columns of a
-    sparse matrix by 1 / scale instead, which rounds differently."""
+    """Return (column - center) / scale, clipped; None leaves out an operation. As scikit-learn
+    does, multiply the columns of a sparse matrix by 1 / scale instead, which rounds differently."""
     values = matrix(graph, table.cells)
     if center is not None:
         values = graph.add("Sub", values, np.float64(center))
@@ -229,7 +231,7 @@ def _imputed(graph: Graph, step: Any, table: Table) -> Table:
 
 
 def _filled(cell: Cells, value: Any) -> Cells:
-    """Return the column with `value` as its fill, unless an imputer before has set one."""
+    """Return the column with `value` as its fill, unless an earlier imputer has set one."""
     return cell if cell.fill is not None else replace(cell, fill=value)
 
 
@@ -260,8 +262,9 @@ def _encoded(graph: Graph, step: Any, table: Table) -> Table:
 
 
 def _answers(step: Any, column: int) -> Array:
-    """Return the encoder's results for each category of a column and, if it accepts unknown
-    categories, its result for one of them."""
+    """Return the encoder's results for one row per category of the column and, if it accepts
+    unknown categories, a row with one of those. In other columns, all rows have the first
+    category."""
     import pandas as pd
 
     asked = step.categories_[column]

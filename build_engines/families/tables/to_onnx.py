@@ -1,6 +1,6 @@
 """Converts trained models of scikit-learn, XGBoost and LightGBM to ONNX. The sums of trees, and the
-results of the steps that steps.py converts, equal the library's exactly. Probabilities that are
-computed from the sums may differ in the last bit."""
+results of the steps that steps.py itself converts, equal the library's exactly. Predictions that
+are computed from the sums, such as probabilities, may differ in the last bit."""
 
 import warnings
 from collections.abc import Mapping, Sequence
@@ -57,10 +57,10 @@ from clients.base import TensorSpec
 MATRIX = "X"
 BOOLEANS = [False, True]
 LIBRARIES = ("sklearn", "xgboost", "lightgbm")
-MOST_VALUES = 1 << 22  # maximum number of leaf values that one run adds up; each has 8 bytes
+MOST_VALUES = 1 << 22  # maximum number of leaf values that one run adds up; each has up to 8 bytes
 FAR = (-np.inf, np.inf)
-# maximum number of rows on which trees are compared without the steps before them; if there are
-# more thresholds, only some are tried
+# maximum number of rows on which trees are compared without the steps before them; if a column has
+# more numbers to try (_near), only some are tried
 MOST_ROWS = 50_000
 
 
@@ -83,8 +83,8 @@ def convert(estimator: Any, inputs: Sequence[TensorSpec] = ()) -> Converted:
     model.
 
     The parts that skl2onnx converts compute in FP64 if skl2onnx supports it and the predictions
-    match, and otherwise in FP32. Raise BuildError if the ONNX file's predictions for rows like the
-    training data differ from the model's.
+    match, and otherwise in FP32. Raise BuildError if the model cannot be converted, or if the ONNX
+    file's predictions differ from the model's for too many of the rows like the training data.
     """
     estimator = unwrapped(estimator)
     _check_kind(estimator)
@@ -94,8 +94,8 @@ def convert(estimator: Any, inputs: Sequence[TensorSpec] = ()) -> Converted:
         )
     _, last = _parts(estimator)
     if hasattr(last, "get_booster"):
-        # If training stopped early, XGBoost's scikit-learn interface predicts with the trees up to
-        # the best one; a Booster's own predict uses all trees.
+        # If training stopped early, XGBoost's scikit-learn interface predicts with the rounds up to
+        # the best one; a Booster's own predict uses all rounds.
         last._Booster = best_trees(last.get_booster())
     columns = columns_of(estimator)
     if inputs:
@@ -112,8 +112,8 @@ def convert(estimator: Any, inputs: Sequence[TensorSpec] = ()) -> Converted:
 
 
 def _converted(graph: TableGraph, estimator: Any, columns: Sequence[Column]) -> Converted:
-    """Add the steps, and the model after them, to the graph. Raise BuildError if the graph's
-    predictions differ from the estimator's."""
+    """Add the steps and the model after them to the graph, and return the result. Raise BuildError
+    if that fails, or if the graph's predictions differ from the estimator's."""
     steps, last = _parts(estimator)
     first = [*steps, last][0]
     selects_columns = hasattr(first, "transformers_")
@@ -159,8 +159,8 @@ def _converted(graph: TableGraph, estimator: Any, columns: Sequence[Column]) -> 
 
 
 def _classes(graph: Graph, estimator: Any, outputs: Outputs) -> list[Class]:
-    """Return the classifier's classes. If they are False and True, cast the prediction to Boolean,
-    and return []."""
+    """Return the classes of a classifier, or [] for another model. If the classes are False and
+    True, cast the prediction to Boolean, and return []."""
     classes = np.asarray(getattr(estimator, "classes_", ()))
     if classes.dtype != bool or classes.tolist() != BOOLEANS:
         return list(classes.tolist())
@@ -170,8 +170,8 @@ def _classes(graph: Graph, estimator: Any, outputs: Outputs) -> list[Class]:
 
 
 def _missing(able: Sequence[bool]) -> str:
-    """Return the client's setting `missing`. `able` says for each column whether its cells may be
-    missing."""
+    """Return the client's setting `missing`: "nan" if cells of every column may be missing, or else
+    the indices of the columns for which `able` says so."""
     if able and all(able):
         return "nan"
     return ",".join(str(index) for index, is_able in enumerate(able) if is_able)
@@ -201,7 +201,7 @@ def _check_labels(estimator: Any, expected: Mapping[str, Any]) -> None:
 
 def _check_exact(graph: TableGraph) -> None:
     """Raise BuildError if the cells that trees compare with thresholds may differ from the
-    library's in the last bits."""
+    library's in the last bits, because skl2onnx converted a step before the trees."""
     if graph.parts:
         raise BuildError(
             f"a {graph.parts[0]} before trees is not converted exactly, and the last bit of a cell "
@@ -213,7 +213,7 @@ def _with_thresholds(
     columns: Sequence[Column], cells: Sequence[Cells], table: Table, trees: Trees
 ) -> list[Column]:
     """Return the columns. If trees read a column unchanged, their thresholds are added to its
-    `points`. `cells` are the columns as inputs of the graph, and `table` contains those that the
+    `points`. `cells` are the columns as inputs of the graph, and `table` has the columns that the
     trees read."""
     known = list(columns)
     for feature, thresholds in trees.thresholds().items():
@@ -262,7 +262,8 @@ def _are_whole_in_fp32(
 
 
 def _inputs(graph: Graph, columns: Sequence[Column], are_apart: bool) -> list[Cells]:
-    """Add the inputs: one for each column if they `are_apart`, or else one for all columns."""
+    """Add one input for each column if the columns `are_apart`, or else one for all of them. Return
+    the columns."""
     if not are_apart:
         datatype, width = columns[0].datatype, len(columns)
         name = graph.input(MATRIX, datatype, [None, width])
@@ -279,8 +280,8 @@ def _input_names(columns: Sequence[Column]) -> list[str]:
 
 def _compare_trees(estimator: Any, last: Any, trees: Trees) -> None:
     """Compare the predictions of the trees, without the steps before them, with the library's. The
-    rows contain every threshold, and the next lower and higher numbers in FP32 and in FP64, up to
-    MOST_ROWS numbers for a column. Raise BuildError if the predictions differ."""
+    rows contain the numbers that `_near` returns for each column, but at most MOST_ROWS of them.
+    Raise BuildError if the predictions differ."""
     rng = np.random.default_rng(0)
     columns = [Column(name) for name in names_of(last)]
     asked = {
@@ -342,7 +343,7 @@ def _library(estimator: Any) -> str:
 
 def _parts(estimator: Any) -> tuple[list[Any], Any]:
     """Return the steps, without those that do nothing, and the model after them.
-    HistGradientBoosting contains a step of its own for categorical columns, which comes last."""
+    HistGradientBoosting's own step for categorical columns becomes the last of the steps."""
     *steps, estimator = active_steps(estimator)
     if getattr(estimator, "_preprocessor", None) is not None:
         steps.append(estimator._preprocessor)

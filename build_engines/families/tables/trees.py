@@ -6,8 +6,8 @@ branch is taken. scikit-learn's trees and XGBoost round cells to FP32 before the
 HistGradientBoosting and LightGBM do not. Thresholds are stored in FP64 here, which represents those
 of all four exactly.
 
-The order in which trees are added up matters too, because rounding can decide between two equal
-classes. ONNX Runtime adds up the trees of an ensemble in an order of its own, and returns FP32.
+The order in which trees are added up matters too, because rounding can decide between two classes
+with almost equal sums. ONNX Runtime adds up trees in an order of its own, and returns FP32.
 Therefore the ensemble in the graph returns only the number of the leaf that each tree reached,
 which FP32 holds exactly, and CumSum adds the values of the leaves from the first tree to the last,
 as the libraries do.
@@ -30,8 +30,8 @@ Array = NDArray[Any]
 Outputs = dict[str, str]  # output's name -> its tensor
 LABEL, PROBABILITIES, VARIABLE = "label", "probabilities", "variable"
 MOST_LEAVES = 1 << 24  # FP32 holds all whole numbers up to this
-ZERO = float(np.float32(1e-35))  # LightGBM's kZeroThreshold: absolute values below it count as 0
-INFINITE = 1e300  # in LightGBM's dump, a threshold of at least this means infinity
+ZERO = float(np.float32(1e-35))  # LightGBM's kZeroThreshold: absolute values up to it count as 0
+INFINITE = 1e300  # in LightGBM's dump, a threshold is infinite if its absolute value reaches this
 LEAF = -1
 LESS, LESS_OR_EQUAL = "BRANCH_LT", "BRANCH_LEQ"
 
@@ -73,7 +73,7 @@ class Trees:
     in_fp32: bool = False  # cells are rounded to FP32 before they are compared
     missing: float = np.nan  # the number that means a missing cell
     zeros: Array | None = None  # for each column, the replacement for a number that counts as 0
-    most: Array | None = None  # the highest category of each column, or NaN for a column of numbers
+    most: Array | None = None  # each column's highest category; inf: unknown; NaN: it has numbers
 
     @classmethod
     def boosted(cls, first: Array, trees: Sequence[Tree], **facts: Any) -> "Trees":
@@ -132,7 +132,7 @@ def add_up(graph: Graph, cells: str, ensemble: Trees) -> str:
 
 def _leaves(graph: Graph, cells: str, ensemble: Trees) -> str:
     """Return the number of the leaf that each tree reaches for each row, [rows, trees]. The leaves
-    of all trees are numbered consecutively."""
+    of all trees are numbered consecutively. Raise BuildError if there are too many."""
     counts = [len(tree.left) for tree in ensemble.trees]
     number = np.repeat(np.arange(len(counts)), counts)
     node = np.concatenate([np.arange(count) for count in counts])
@@ -228,7 +228,7 @@ def _forest(model: Any) -> Trees:
 
 def _boosted(model: Any) -> Trees:
     """Return the trees of a GradientBoosting model. Their sums begin with the prediction of `init`,
-    which is the same for all rows."""
+    which is the same for all rows. Raise BuildError if the user set `init` to an estimator."""
     if model.init is not None and model.init != "zero":
         raise BuildError(
             f"its init is a {type(model.init).__name__}, which is not converted: train it without "
@@ -294,8 +294,8 @@ def _with_sets(tree: Tree, sets: Mapping[int, Array]) -> Tree:
 
 
 def _shares(graph: Graph, model: Any, sums: str) -> Outputs:
-    """Turn the sums into means over the trees. The predicted class is the first with the highest
-    mean."""
+    """Turn the sums into means over the trees. A classifier predicts the first class with the
+    highest mean."""
     count = len(getattr(model, "estimators_", [model]))
     means = graph.add("Div", sums, float(count))
     return _of_classes(graph, model, means) if hasattr(model, "classes_") else {VARIABLE: means}
@@ -337,8 +337,7 @@ def _of_classes(graph: Graph, model: Any, shares: str) -> Outputs:
 
 def _named(graph: Graph, model: Any, index: str, shares: str) -> Outputs:
     """Return the class [rows] at each index, and the probabilities of all classes (`shares`). A
-    model that was loaded from a library's own file has no class names, so the index is the
-    class."""
+    Booster has no `classes_`, so the index is the class."""
     classes = getattr(model, "classes_", None)
     if classes is None:
         return {LABEL: index, PROBABILITIES: shares}
@@ -480,7 +479,7 @@ def _transformed(graph: Graph, objective: str, sums: str) -> str:
 
 def _exp(graph: Graph, values: str) -> str:
     """Return e to the power of FP32 values, computed in FP64 and then rounded to FP32. The results
-    equal those of C's expf."""
+    almost always equal those of C's expf."""
     power = graph.add("Exp", graph.cast(values, TensorProto.DOUBLE))
     return graph.cast(power, TensorProto.FLOAT)
 
@@ -553,7 +552,7 @@ def _of_dump(root: Mapping[str, Any], missing: dict[int, set[str]], most: Array)
         missing.setdefault(feature, set()).add(kind)
         if abs(threshold) >= INFINITE:
             threshold = np.copysign(np.inf, threshold)
-        # a column without missing cells in training takes one as 0
+        # a column that had no missing cells in training treats a missing cell as 0
         goes_left = threshold >= 0 if kind == "None" else node["default_left"]
         rows.append([feature, threshold, 0, 0, int(goes_left)])
     return _with_sets(Tree.of(rows, values), sets)
