@@ -76,8 +76,8 @@ def _replace(folder: Path, files: Sequence[Path]) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Install the backends into the folder that `arguments` (by default sys.argv) name. Return 0,
-    or 1 after logging a failure."""
+    """Install the backends into the folder that `arguments` (by default sys.argv) name, or else
+    into tritonserver's backend directory. Return 0, or 1 after logging a failure."""
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     parser = argparse.ArgumentParser("python -m backends.install")
     parser.add_argument(

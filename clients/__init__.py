@@ -24,5 +24,5 @@ from serving.errors import InferenceFailed as InferenceFailed
 from serving.errors import InvalidRequest as InvalidRequest
 from serving.errors import NotAcceptable as NotAcceptable
 
-# maps well-known networks to the clients of their tasks
+# maps the name of a well-known network to the client for its task
 FACES = {"bert": "text", "resnet": "image_classification", "yolov5": "object_detection"}

@@ -21,7 +21,7 @@ from clients.base import Array, Floats
 from serving.errors import InvalidRequest
 
 ROWS, COLUMNS, FINAL, AUTO = "yolov5", "yolov5u", "end2end", "auto"  # the setting `layout`
-# number of values before a box's class scores; FINAL has no class scores
+# number of values before a box's class scores or, in FINAL, before its masks and keypoints
 BOX = {ROWS: 5, COLUMNS: 4, FINAL: 6}
 MASKS = 32  # number of mask coefficients of a box in a segmentation head
 POINTS = 17 * 3  # number of values of a person's keypoints in a pose head for COCO
@@ -112,7 +112,7 @@ def _likely_layout(table: Shape, extras: int, labels: int) -> str:
     """Return the likely layout of a table: FINAL if it has few rows of FINAL's width, or else the
     layout with as many classes as there are `labels`, or else the one that the shape suggests. Each
     box has `extras` values after its class scores."""
-    # with one class, ROWS are as wide as FINAL
+    # a variable number of rows may be low; but with one class, ROWS are as wide as FINAL
     may_be_few = table[0] == -1 and labels > 1
     is_few = may_be_few or 0 < table[0] <= MOST_FINAL
     if is_few and table[1] == BOX[FINAL] + extras:
@@ -138,7 +138,7 @@ def candidates(table: Array, head: Head, confidence: float) -> Floats:
     if head.layout == FINAL:
         return _above(table, table[:, 4], confidence)
     if head.layout == ROWS:
-        # no score is higher than the objectness, so other rows can be dropped first
+        # no score is higher than the objectness, so rows with a low one can be dropped first
         rows = _above(table, table[:, 4], confidence)
         end = rows.shape[1] - head.extras
         scores = rows[:, 5:end] * rows[:, 4:5]

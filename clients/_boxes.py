@@ -19,7 +19,7 @@ Floats = NDArray[np.floating[Any]]
 Indices = NDArray[np.intp]
 GREY = (114, 114, 114)  # the colour of YOLOv5's padding
 CORNERS = ("xmin", "ymin", "xmax", "ymax")
-PORTION = 1_024  # how many boxes `nms` compares at a time; the first ones often yield enough
+PORTION = 1_024  # boxes that `nms` processes at a time; the first portion often yields enough
 
 
 def confidence(default: float) -> Parameter:
@@ -127,7 +127,7 @@ def nms(boxes: Floats, scores: Floats, classes: Array, iou: float, limit: int) -
     def without_similar(others: Indices, best: np.intp) -> Indices:
         """Return `others` without the boxes that the box `best` drops."""
         similar = classes[others] == classes[best]
-        # of the boxes of the same class, only those that overlap are similar
+        # similar boxes have the same class, and overlap by more than `iou`
         similar[similar] = _overlap(boxes, areas, best, others[similar]) > iou
         rest: Indices = others[~similar]
         return rest

@@ -33,8 +33,9 @@ def array_of(
     rows: Sequence[Row], datatype: str, missing: Sequence[bool], names: Sequence[str]
 ) -> Array:
     """Return rows of equal length as an array [rows, cells] of `datatype`. `missing` says for each
-    column whether its cells may be empty. `names` are the columns' names for error messages. Raise
-    a DecodingError with the column's name and the row's number if a cell is invalid."""
+    column whether its cells may be empty, which has no effect on integers and booleans. `names` are
+    the columns' names for error messages. Raise a DecodingError with the column's name and the
+    row's number if a cell is invalid."""
     floats = _floats(rows, FLOATS[datatype], missing) if datatype in FLOATS else None
     if floats is not None:
         return floats
@@ -154,8 +155,8 @@ def _number(cell: Any) -> float:
 
 
 def _integer(cell: Any, datatype: str) -> int:
-    """Return the cell as an integer. Digits are not read as a float, because a float holds at most
-    16 digits exactly. 3.0 is read as 3."""
+    """Return the cell as an integer. Digits are not read as a float, because a float does not hold
+    all integers above 2**53 exactly. 3.0 is read as 3."""
     is_exact = isinstance(cell, int) or (isinstance(cell, str) and "_" not in cell)
     try:
         value = int(cell) if is_exact else _number(cell)

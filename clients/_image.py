@@ -15,7 +15,8 @@ from serving.errors import InferenceFailed
 
 Pixels = NDArray[np.uint8]
 # A JPEG may be decoded at a reduced size, but at no less than this multiple of the size to which it
-# is resized. If that is 224 pixels, a JPEG of 12 megapixels is decoded at an eighth of its size.
+# is resized. If that is 224 pixels, a JPEG of 12 megapixels is decoded at an eighth of its width
+# and height.
 AMPLE = 1.4
 
 
@@ -27,7 +28,7 @@ class ImageClient(ModelClient):
     settings: tuple[Parameter, ...] = SETTINGS
 
     def __init__(self, model: Model) -> None:
-        """Read the settings. Raise InvalidRequest if the input's shape does not fit them."""
+        """Read the settings. Raise InvalidRequest if one is invalid, or does not fit the input."""
         super().__init__(model)
         options = self.options
         self.input = model.inputs[0]

@@ -215,7 +215,8 @@ def _resized(size: Size, options: Values) -> Size:
 
 
 def _sides(name: str, setting: tuple[float, ...]) -> Size:
-    """Return (height, width) from the setting called `name`."""
+    """Return (height, width) from the setting called `name`. Raise InvalidRequest unless it has one
+    or two whole numbers."""
     if len(setting) > 2 or not all(side.is_integer() for side in setting):
         raise InvalidRequest(
             f"parameter '{name}': {setting} must be one or two whole numbers (height, width)"
@@ -229,8 +230,8 @@ def _normalization(
     """Return the gain and the offset with which the input is pixel * gain + offset. Raise
     InvalidRequest if `mean` or `std` has neither one value nor one per channel.
 
-    A UINT8 input gets the pixels themselves. Its gain and offset are not used, so any number of
-    values is accepted.
+    A UINT8 input gets the pixels themselves. Its gain and offset are not used, so the number of
+    values is not checked.
     """
     for name in ("mean", "std"):
         count = len(options[name])

@@ -12,16 +12,16 @@ LABELS = Parameter("labels", DEFAULT_LABELS, "file of labels in the model's fold
 
 
 def labels_of(model: Model, filename: str, setting: str = "labels") -> list[str]:
-    """Return the labels in `filename`, in the order of the class ids, without surrounding blanks.
-    If the file does not exist, return an empty list, or raise OSError if config.pbtxt names the
-    file in `setting`."""
+    """Return the labels in `filename`, one for each line that is not blank, in the order of the
+    class ids. Blanks around labels are removed. If the file does not exist, return an empty list,
+    or raise OSError if config.pbtxt names the file in `setting`."""
     return [name.strip() for name in names_of(model, filename, setting) if name.strip()]
 
 
 def names_of(model: Model, filename: str, setting: str) -> list[str]:
     """Return the lines of `filename`, without blank lines at the end. Blanks around a name are
-    kept, because they may be part of a model's own names of columns and classes. Only a line feed
-    ends a line. A missing file is handled as in labels_of."""
+    kept, because they may be part of the name of a column or class. Only a line feed ends a line. A
+    missing file is handled as in labels_of."""
     file = model.file(filename)
     if setting not in model.parameters and not file.exists():
         return []
@@ -50,8 +50,9 @@ def labels_mismatch(model: Model, labels: Sequence[str], output: str, classes: i
 
 def scores_output(model: Model, labels: int) -> TensorSpec:
     """Return the output that has a score for each class. If there are several outputs, choose the
-    first with as many scores as there are `labels`, or else the first that is named logits or
-    probabilities, or else the first output. Raise InvalidRequest if the choice is ambiguous."""
+    first with as many scores as there are `labels`, or else the first whose name contains "logit"
+    or "prob", or else the first output. Raise InvalidRequest if only the last rule applies, and the
+    outputs have different numbers of scores."""
     if len(model.outputs) == 1:
         return model.outputs[0]
     counts = {}  # number of scores, for each output that has one list per instance

@@ -65,7 +65,8 @@ def _in_image(edge: Array, fit: Letterbox) -> list[float]:
 
 
 def _enlarged(levels: Floats, part: tuple[int, int, int, int], fit: Letterbox) -> Array:
-    """Enlarge a part of a mask bilinearly to the size that it has in the network's input."""
+    """Enlarge a mask bilinearly to the network's input. Return only `part` of it: the pixels from
+    (left, top) to (right, bottom)."""
     left, top, right, bottom = part
     height, width = levels.shape
     # in coordinates of the mask: the distance between adjacent pixels of the input, and the

@@ -87,7 +87,7 @@ def keep_ratio(image: Image.Image, frame: Frame, options: Values) -> Image.Image
 
 def kept_ratio(height: int, width: int, shorter: int, longer: int, divisor: int) -> Size:
     """Return the size to which transformers resizes an image of this size, with
-    get_size_with_aspect_ratio or, if there is a divisor, with YOLOS' version of that function."""
+    get_size_with_aspect_ratio or, if `divisor` is not 1, with YOLOS' version of that function."""
     least = min(height, width)
     share = float(shorter)
     if max(height, width) / least * shorter > longer:

@@ -1,9 +1,11 @@
 """Defines what a client is: data and two pure functions. Worker threads share a client, so it
 stores nothing about a request in `self`. Loops whose length depends on the caller's data call
-`check_time`, which ends a request whose deadline has passed.
+`check_time`, which ends a request that has no time left.
 
 bytes --codec--> instance --prepare--> tensors --Triton--> outputs --postprocess--> prediction
-      DecodingError       InvalidRequest          InferenceFailed …             (JSON)
+
+A wrong instance raises DecodingError, a wrong parameter InvalidRequest, and a wrong output
+InferenceFailed.
 """
 
 from abc import ABC, abstractmethod
@@ -62,9 +64,9 @@ class Model:
         return not self.max_batch_size and all(spec.optional for spec in self.inputs)
 
     def file(self, name: str) -> Path:
-        """Return the path of `name`, a file or folder in the model's folder. Links are followed.
-        Raise InvalidRequest if the path is outside that folder, or is a FIFO, a socket or a
-        device."""
+        """Return the real path of `name`, a file or folder in the model's folder. It need not
+        exist, and links may lead out of the folder. Raise InvalidRequest if `name` itself leads out
+        of it, or if the path is a FIFO, a socket, a device or a circle of links."""
         try:
             return named_file(self.path, name)
         except ConfigError as err:
@@ -104,8 +106,8 @@ class ModelClient(ABC):
     keys: tuple[str, ...] | None = None
     # the name of the task, with which the routes of other APIs find a model
     task: str = ""
-    # an instance as a caller would send it, with which the model is tested at each start; a file
-    # `example.*` in the model's folder replaces it
+    # an instance as a caller would send it, with which the model is tested before it is served; a
+    # file `example.*` in the model's folder replaces it
     example: bytes
     # values that differ between models of the task, read from `parameters` in config.pbtxt
     settings: tuple[Parameter, ...] = ()
@@ -115,7 +117,7 @@ class ModelClient(ABC):
     # images may be decoded at a reduced size, with sides of at least this many pixels; if this is
     # 0, they are decoded at full size
     side: int = 0
-    # the names of a row's cells, in order; () if they have no names
+    # the names of a row's cells, in the order of the cells; () if they have no names
     columns: tuple[str, ...] = ()
     # default values of a row's cells, for formats that may omit cells (LibSVM)
     absent: tuple[str, ...] = ()
@@ -140,7 +142,7 @@ class ModelClient(ABC):
         self.defaults = _values(self.parameters, texts)
 
     def instance_keys(self) -> tuple[str, ...]:
-        """Return the keys that an instance may have if it is an object, or () if any keys are
+        """Return the keys that an instance may have if it is an object, or () if all keys are
         allowed, such as the names of a table's columns."""
         return self.keys or self.codec.keys or ()
 
@@ -203,8 +205,9 @@ class ModelClient(ABC):
         )
 
     def header(self, cells: Sequence[str]) -> Sequence[str] | None:
-        """Return the names of the columns if the first line of a CSV file is a header. Return () if
-        it is a header but the model does not know its names, and None if it is a row."""
+        """Return the names of the columns if `cells`, the first line of a CSV file, are a header.
+        Return () if the header names none of the model's columns, and None if the cells are a
+        row."""
         return None
 
 

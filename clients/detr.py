@@ -106,7 +106,8 @@ class Client(ImageClient):
         }
 
     def _ranked(self, logits: Floats) -> tuple[Indices, Indices, Floats]:
-        """Return the indices of boxes, with their classes and scores, highest score first."""
+        """Return the indices of boxes, with their classes and scores, highest score first. With
+        sigmoid scores, a box may occur once for each class."""
         if self.options["scores"] == "sigmoid":
             scores = sigmoid(logits).ravel()
             most = self.options["queries"] or len(logits)

@@ -13,7 +13,7 @@ from serving.errors import InferenceFailed, InvalidRequest
 class Client(ImageClient):
     """Finds the classes of an image, best first: `{"classes": [{"label", "class_id", "score"},
     …]}`. If the model has several outputs, the client uses the one with as many scores as there are
-    labels, or else the one named logits or probabilities."""
+    labels, or else one whose name contains "logit" or "prob"."""
 
     task = "image-classification"
     settings = (
@@ -45,8 +45,8 @@ class Client(ImageClient):
         """Return the `top_k` classes of each image, highest score first. Equal scores are ordered
         by class id.
 
-        Raise InferenceFailed if the output has infinite or NaN values, or another number of classes
-        than the labels.
+        Raise InferenceFailed if the output has infinite or NaN values, or a shape that `_mistake`
+        rejects.
         """
         scores = self.finite(outputs, self.output.name)
         rows = scores.reshape(len(instances), -1)
@@ -69,7 +69,7 @@ class Client(ImageClient):
 
     def _mistake(self, shape: Sequence[int]) -> str:
         """Return why an output of this shape does not have one score for each class, or "" if it
-        does. Only one dimension may be larger than 1."""
+        does. At most one dimension may have a size other than 1."""
         if sum(size != 1 for size in shape) > 1:
             return (
                 f"output '{self.output.name}' {list(shape)} of model '{self.model.name}' is "

@@ -32,7 +32,7 @@ class Client(ImageClient):
         self, outputs: Tensors, inputs: Tensors, instances: Instances, parameters: Values
     ) -> list[Any]:
         """Return a vector for each image. Raise InferenceFailed if the output has infinite or NaN
-        values."""
+        values, or is not one vector for each image."""
         vectors = self.of_each(outputs, self.output.name)
         if vectors.ndim != 2:
             raise InferenceFailed(

@@ -102,8 +102,8 @@ class Client(ModelClient):
     )
 
     def __init__(self, model: Model) -> None:
-        """Read settings and labels. Raise InvalidRequest if the input, settings and labels do not
-        match, and OSError if the file that `labels` names is missing."""
+        """Read settings and labels. Raise InvalidRequest if the input, output, settings and labels
+        do not match, and OSError if the file that `labels` names is missing."""
         self.input = model.inputs[0]
         self.output = model.outputs[0]
         maps = (spec.name for spec in model.outputs[1:] if len(without_batch(spec.shape, 3)) == 3)
@@ -155,7 +155,7 @@ class Client(ModelClient):
         scale = np.uint8(1) if is_raw else np.float32(1 / 255)
         for row, pixels in zip(rows, instances, strict=True):
             fitted = Letterbox.fit(*_size(pixels), width, height).apply(pixels)
-            # extracting contiguous channels first takes half the time
+            # copying each channel to contiguous memory before multiplying it halves the time
             for channel, plane in enumerate(row):
                 values = cv2.extractChannel(fitted, channel)
                 np.multiply(values, scale, out=plane, casting="same_kind")
@@ -191,8 +191,8 @@ class Client(ModelClient):
         """Return the detections of each image, highest score first, from an output [n,rows,5+C],
         [n,4+C,rows] or [n,rows,6].
 
-        Raise InferenceFailed if an output has infinite or NaN values, or another number of classes
-        than the labels.
+        Raise InferenceFailed if an output has infinite or NaN values, or if the boxes do not fit
+        the layout or the labels.
         """
         output = outputs[self.output.name]
         height, width = inputs[self.input.name].shape[-2:]
@@ -228,7 +228,7 @@ class Client(ModelClient):
         kept = kept[np.argsort(-kept[:, 4], kind="stable")[:MAX_CANDIDATES]]
         limit = parameters["max_detections"]
         if head.layout == FINAL:
-            kept = kept[:limit]  # the model has applied NMS
+            kept = kept[:limit]  # end-to-end heads need no NMS
         else:
             kept = kept[nms(kept[:, :4], kept[:, 4], kept[:, 5], parameters["iou"], limit)]
         boxes = kept[:, :4]
@@ -246,8 +246,8 @@ class Client(ModelClient):
         return {"detections": detections, "image": {"width": fit.width, "height": fit.height}}
 
     def _check_final(self, table: Array) -> None:
-        """Raise InferenceFailed if the sixth column has other values than class ids, as in YOLOv5's
-        table for one class, which also has six columns."""
+        """Raise InferenceFailed if the sixth column has other values than class ids. YOLOv5's table
+        for one class also has six columns, the last of which is a score."""
         ids = table[:, 5]
         classes = len(self.labels) or np.inf
         is_id = (ids == ids.round()) & (ids >= 0) & (ids < classes)
@@ -304,7 +304,7 @@ def _input_size(spec: TensorSpec) -> Size:
 
 
 def _with_masks(parameters: Sequence[Parameter]) -> tuple[Parameter, ...]:
-    """Return the parameters with those of a segmentation head added."""
+    """Return the parameters for a segmentation head: add `masks`, and limit `max_detections`."""
     limited = [
         replace(p, maximum=MAX_MASKS) if p.name == "max_detections" else p for p in parameters
     ]
@@ -314,7 +314,7 @@ def _with_masks(parameters: Sequence[Parameter]) -> tuple[Parameter, ...]:
 
 def _keypoints(setting: tuple[float, ...]) -> tuple[int, int]:
     """Return the number of keypoints, and the number of values per keypoint. Both are 0 if the
-    setting is empty."""
+    setting is empty. Raise InvalidRequest if it is invalid."""
     if not setting:
         return (0, 0)
     count, *values = setting

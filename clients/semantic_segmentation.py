@@ -73,7 +73,7 @@ class Client(ImageClient):
         parameters: Values,
     ) -> list[Any]:
         """Return the segments and the map of each image. Raise InferenceFailed if the output has
-        infinite or NaN values, or another number of classes than the labels."""
+        infinite or NaN values, or a number of classes that `_mismatch` rejects."""
         scores = self.of_each(outputs, self.output.name)
         if mismatch := self._mismatch(scores.shape[1]):
             raise InferenceFailed(mismatch)
@@ -117,7 +117,7 @@ class Client(ImageClient):
 
 def best_classes(scores: Floats, size: tuple[int, int]) -> Pixels:
     """Enlarge scores [classes, height, width] to `size` (width, height), and return the best class
-    of each pixel, which is the first if several scores are equal. Classes are enlarged one at a
+    of each pixel, or the first of several that are equally good. Classes are enlarged one at a
     time, so that few maps are in memory."""
     best = np.zeros(size[::-1], np.uint8)
     highest = cv2.resize(scores[0], size, interpolation=cv2.INTER_LINEAR)

@@ -2,8 +2,8 @@
 are classifiers, a probability for each class.
 
 The models are ONNX files that skl2onnx and onnxmltools write for scikit-learn, XGBoost and
-LightGBM. Their inputs are single columns, a matrix of all columns, or both. The results equal those
-of the model's own predict and predict_proba.
+LightGBM. Each of their inputs is a single column or a matrix of several columns. The results equal
+those of the model's own predict and predict_proba.
 """
 
 import math
@@ -35,7 +35,7 @@ BLANK = {"BYTES": "", "BOOL": False}  # cells of the example; numbers are 0
 BOOLEANS = ["False", "True"]
 LISTED = 20  # number of columns that an error message lists
 INDEX = "pandas' index (to_csv(index=False) leaves it out)"
-# pandas' names for the column of an index: to_csv writes the first, read_csv returns the second
+# pandas' names for the column of an index: to_csv writes "", which read_csv calls "Unnamed: 0"
 INDEX_NAMES = {"", "Unnamed: 0"}
 
 
@@ -158,9 +158,9 @@ class Client(ModelClient):
         without known names, or None if they are a row. If the model's columns have names, a header
         has at least one of them.
 
-        pandas numbers columns without names 0, 1, 2 …, so three or more such cells are a header. If
-        the model's columns have no names and none of them contains strings, a row of different
-        words, one for each column, is a header too.
+        pandas numbers columns without names 0, 1, 2 …, so these numbers are a header if there are
+        three or more columns. If the model's columns have no names and none of them contains
+        strings, a row of different words, one for each column, is a header too.
         """
         cells = [self._column(cell) for cell in cells]
         if cells and sorted(cells) == sorted(self.columns):
@@ -177,8 +177,8 @@ class Client(ModelClient):
         return () if is_header else None
 
     def prepare(self, instances: Instances, parameters: Values) -> Tensors:
-        """Return each input as an array [n, its columns]. If a cell is invalid, raise a
-        DecodingError that names the row and the column."""
+        """Return each input as an array [n, its columns]. Raise a DecodingError that names the row,
+        and also the column if one cell is invalid."""
         rows = [self._cells(instance, number) for number, instance in enumerate(instances)]
         arrays = {}
         first = 0
@@ -192,7 +192,8 @@ class Client(ModelClient):
         return arrays
 
     def _cells(self, instance: Row | Mapping[str, Any], number: int) -> Row:
-        """Return the row's cells in the order of the columns."""
+        """Return the row's cells in the order of the columns. Raise DecodingError if the row does
+        not have exactly these columns."""
         if isinstance(instance, Mapping):
             return self._named(instance, number)
         if len(instance) != self.count:
@@ -230,7 +231,7 @@ class Client(ModelClient):
 
     def _column(self, name: str) -> str:
         """Return the model's name for a column. A caller may write 'mean radius' for 'mean_radius',
-        as LightGBM stores it."""
+        which is how LightGBM stores that name."""
         stored = name.replace(" ", "_")
         is_stored = name not in self.known_names and stored in self.known_names
         return stored if is_stored else name
@@ -266,8 +267,8 @@ class Client(ModelClient):
         return [[names[value] for value in row] for row in rows]
 
     def _by_class(self, array: Array) -> list[dict[str, float]]:
-        """Return {class: probability} for each row. A class without a label is named by its
-        number."""
+        """Return {class: probability} for each row. Without labels, a class is named by its number,
+        or by False or True if the prediction is a boolean."""
         numbers = self.options["classes"] or range(array.shape[1])
         names = self.labels or [
             str(int(number) if number % 1 == 0 else number) for number in numbers
@@ -279,7 +280,7 @@ class Client(ModelClient):
 
 def _width(spec: TensorSpec, named: int) -> int:
     """Return the number of columns of an input, or `named` if its shape does not determine it.
-    Raise InvalidRequest if the input is not a column or a matrix."""
+    Raise InvalidRequest if `named` is then 0, or if the input is not a column or a matrix."""
     columns = math.prod(spec.shape)
     is_unknown = columns < 1 and not named
     if len(spec.shape) > 1 or spec.datatype not in DTYPES or is_unknown:

@@ -45,7 +45,7 @@ class Aws:
         self._clients: dict[str, Any] = {}
 
     def read(self, service: str, operation: str, **parameters: Any) -> Reply:
-        """Make a call that changes nothing. Raise botocore's errors."""
+        """Make a call, even in a dry run, and return the reply. Raise botocore's errors."""
         reply: Reply = getattr(self._client(service), xform_name(operation))(**parameters)
         return reply
 
@@ -89,7 +89,7 @@ class Aws:
 
     def wait(self, waiter: str, endpoint: str) -> None:
         """Wait with one of botocore's waiters, except in a dry run. Raise DeployError if the
-        endpoint fails, or after WAIT seconds."""
+        endpoint fails, or after about WAIT seconds."""
         if self.dry_run:
             return
         config = {"Delay": self._poll, "MaxAttempts": int(WAIT / max(self._poll, 1))}

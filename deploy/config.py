@@ -48,7 +48,7 @@ class Loader(yaml.SafeLoader):  # type: ignore[misc]
 
 def read(path: str) -> dict[str, Any]:
     """Return the content of the file: parts of requests, keyed by operation. Raise
-    ArgumentTypeError if the file is invalid."""
+    ArgumentTypeError if the file cannot be read or is invalid."""
     try:
         data = Path(path).read_bytes()
         if len(data) > MAX_BYTES:
@@ -74,8 +74,8 @@ def _check(operation: str, part: Any) -> None:
 
 
 def request(aws: Aws, config: Mapping[str, Any], operation: str, parameters: Reply) -> Reply:
-    """Return `parameters`, merged with the part for the operation in --config. If AWS does not
-    accept a field, raise a UsageError that names it."""
+    """Return `parameters`, merged with the part for the operation in --config. If botocore's model
+    does not allow a field, raise a UsageError that names it."""
     merged: Reply = merge(parameters, config.get(operation, {}))
     aws.check(SERVICES[operation], operation, merged)
     return merged
@@ -83,8 +83,8 @@ def request(aws: Aws, config: Mapping[str, Any], operation: str, parameters: Rep
 
 def merge(base: Any, patch: Any, depth: int = 0) -> Any:
     """Return `base`, changed by `patch`. Objects are merged by key, and null removes a key. Lists
-    of objects are merged by position, so that an empty list changes nothing. Any other value in
-    `patch` replaces the value in `base`.
+    of objects are merged by position, so an empty list leaves a list of objects unchanged. Any
+    other value in `patch` replaces the value in `base`.
 
     Except for lists of objects, this is JSON Merge Patch (RFC 7396).
     """

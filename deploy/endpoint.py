@@ -20,7 +20,8 @@ CHANGING = ("Creating", "Updating", "SystemUpdating", "RollingBack", "Deleting")
 
 def create(options: Endpoint, aws: Aws) -> None:
     """Create the model, the endpoint configuration and the endpoint. Reuse those that already exist
-    with the same content. Replace an endpoint that has failed."""
+    with the same content. Replace an endpoint that has failed. Raise DeployError if it exists, has
+    not failed and has other settings, or if it does not have the stack's tags."""
     model = model_request(options, aws, {})
     config = endpoint_config(options, aws, {}, model["ModelName"])
     current = _describe(options, aws)
@@ -187,7 +188,8 @@ def delete(options: Delete, aws: Aws) -> None:
 
 
 def require(options: Common, aws: Aws) -> Reply:
-    """Return the description of the stack's endpoint. Raise DeployError if there is none."""
+    """Return the description of the stack's endpoint. Raise DeployError if there is none, or if it
+    does not have the stack's tags."""
     endpoint = _describe(options, aws)
     if not endpoint:
         raise DeployError(
@@ -212,8 +214,9 @@ def _describe(options: Common, aws: Aws) -> Reply | None:
 
 
 def _settle(options: Endpoint, aws: Aws, config: Reply) -> bool:
-    """Wait until the endpoint serves `config`, and return True. Raise DeployError if AWS has rolled
-    the update back. In a dry run, return True immediately, or with --no-wait, False."""
+    """Wait until the endpoint serves `config`, and return True. Raise DeployError if the endpoint
+    fails, or if AWS has rolled the update back. Without waiting, return True in a dry run, and
+    otherwise False with --no-wait."""
     if aws.dry_run:
         return True
     if options.no_wait:

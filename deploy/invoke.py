@@ -46,7 +46,7 @@ def invoke(options: Invoke, aws: Aws) -> None:
 
 def _body(options: Invoke) -> tuple[bytes, str]:
     """Return the body that the options describe, and its content type. Raise UsageError if there is
-    none, or if the file cannot be read."""
+    no body, or if FILE is JSON or cannot be read."""
     if options.text is not None:
         return options.text.encode(), "text/plain"
     if options.json is not None:

@@ -1,4 +1,4 @@
-# ruff: noqa: RUF009  (`option` is a field of the dataclass)
+# ruff: noqa: RUF009  (`option` returns a field of the dataclass)
 """Defines the options of each command as a frozen dataclass, from whose fields the command-line
 flags are made."""
 
@@ -99,8 +99,9 @@ class Push(Common):
 @dataclass(frozen=True, kw_only=True)
 class Endpoint(Common):
     """The options of `update`, all of which `create` has too. If an option is None, `update` keeps
-    the current value, and `create` uses the default. `own_tags` are the endpoint's tags, except
-    those that mark the stack."""
+    the current value, and `create` uses the default. `role` and `multi_model` have flags only in
+    `create`. `own_tags` has no flag: it is the endpoint's tags, except those that mark the
+    stack."""
 
     image: str | None = option(
         None, "image in ECR; default: the repository's, tag by git describe", metavar="URI"
@@ -194,8 +195,8 @@ class Delete(Common):
 
 
 def add_flags(parser: argparse.ArgumentParser, kind: type[Common]) -> None:
-    """Add a flag to the parser for each field of `kind`. If a flag is not given, the field keeps
-    its default."""
+    """Add a flag to the parser for each field of `kind` that `option` declares. If a flag is not
+    given, the field keeps its default."""
     for each in fields(kind):
         words = dict(each.metadata)
         if words:

@@ -43,8 +43,8 @@ def model(options: Endpoint, aws: Aws, base: Reply) -> Reply:
 
 
 def _with_model_data(options: Endpoint, container: Reply) -> dict[str, Any]:
-    """Return a copy of the ContainerDefinition. If the options contain model data, it replaces that
-    of the container. Raise UsageError if they contain two kinds."""
+    """Return a copy of the ContainerDefinition. If the options name model data, it replaces that of
+    the container. Raise UsageError if they have both --model-data and --multi-model."""
     if options.model_data and options.multi_model:
         raise UsageError("give one of --model-data and --multi-model")
     if options.multi_model:

@@ -135,7 +135,8 @@ def main(arguments: list[str]) -> int:
 
 def run(options: argparse.Namespace, journal: Journal, folder: Path) -> int:
     """Run the endpoint until a signal arrives or the endpoint fails. Return the exit code. Raise
-    CannotStart, or BadArchive if the model's archive is invalid."""
+    CannotStart if an engine or the port is not available, and BadArchive if the model's archive is
+    invalid."""
     launch = _launch(options, folder)
     journal.say(f"runs {options.image or options.serve}")
     endpoint = Endpoint(launch, options.models, journal)

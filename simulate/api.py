@@ -105,7 +105,7 @@ class Api:
         return members, body
 
     def _check(self, name: str, members: Mapping[str, str], operation: str) -> None:
-        """Raise ValidationError if the endpoint does not support these members."""
+        """Raise ValidationError if the endpoint does not accept calls with these members."""
         multi_model = self._endpoint.store is not None
         if (variant := members.get("TargetVariant", VARIANT)) != VARIANT:
             raise ValidationError(

@@ -17,12 +17,12 @@ from simulate.errors import ModelError, PlatformError, ValidationError
 from simulate.models import find
 from simulate.service_model import passed_on
 
-# where results are written; on AWS, S3OutputPath in the endpoint's configuration says so
+# where results are written; on AWS, S3OutputPath in the endpoint's configuration determines this
 OUTPUT = "s3://simulate/async"
 # the API's defaults for InvocationTimeoutSeconds and RequestTTLSeconds
 INVOCATION_SECONDS = 900
 QUEUE_SECONDS = 21600
-CALLS_AT_ONCE = 4  # AWS does not publish this number
+CALLS_AT_ONCE = 4  # AWS does not publish its default
 LOCATION = re.compile(r"s3://([^/]+)/(.+)")
 
 

@@ -3,10 +3,10 @@
 The container is either the `serve` of a checkout, which runs as a plain process, or an image, which
 runs with docker or podman.
 
-A plain process uses this machine's network, and a copy of /opt/ml/model, to which environment
-variables point. An image runs with a read-only file system. If the simulator runs as root, that
-container has no network, and the simulator opens connections from within the container's network
-namespace. Otherwise the container's port is published on 127.0.0.1.
+A plain process uses this machine's network, and a copy of the model, to which the variable
+SERVE_MODEL_REPOSITORY points. An image runs with a read-only file system. If the simulator runs as
+root, that container has no network, and the simulator opens connections from within the container's
+network namespace. Otherwise the container's port is published on 127.0.0.1.
 """
 
 import contextlib
@@ -37,12 +37,12 @@ from simulate.errors import TOO_LATE, InternalFailure, ModelError
 from simulate.ports import PortPicker
 from simulate.rules import Journal
 
-# these values are the same as on the platform
+# PORT, SAFE_PORTS, MODEL and MODELS are the same as on the platform
 PORT = 8080
 SAFE_PORTS = "23000-23999"
 MODEL = "/opt/ml/model"
 MODELS = "/opt/ml/models"
-START_SECONDS = 60.0
+START_SECONDS = 60.0  # time limit for an engine to start or remove a container
 CLONE_NEWNET = 0x40000000  # linux/sched.h
 # An image gets fewer privileges here than on the platform, so that what works here works there too.
 RIGHTS = (
@@ -62,15 +62,15 @@ SYMPTOMS = {
 
 
 class CannotStart(Exception):
-    """Raised if the container cannot be started, for example because its program, its image or the
-    engine is missing. The message says what to do."""
+    """Raised if the container or the API cannot be started, for example because the program, the
+    image or the engine is missing, or because the port is in use. The message says what to do."""
 
 
 @dataclass(frozen=True)
 class Launch:
     """Says how to start a container. `folder` is a new folder for its files. `model` becomes
-    /opt/ml/model, and `models` becomes /opt/ml/models; the container can only read them. If `image`
-    is "", `program` runs as a plain process."""
+    /opt/ml/model, and `models` becomes /opt/ml/models; an image gets them read-only. If `image` is
+    "", `program` runs as a plain process."""
 
     folder: Path
     environment: Mapping[str, str]
@@ -108,7 +108,7 @@ class Process:
         return self._process.poll()
 
     def changed_files(self) -> list[str]:
-        """Return the files in /opt/ml/model that the container changed."""
+        """Return the files that the container changed in /opt/ml/model. An image changes none."""
         return []
 
 
@@ -171,8 +171,8 @@ class Plain(Process):
 
 
 class Image(Process):
-    """A container that runs an image. The process of the engine lives as long as the container, and
-    passes on its output and its exit code."""
+    """A container that runs an image. The engine's process lives as long as the container, and
+    passes on the container's output and exit code."""
 
     def __init__(self, launch: Launch) -> None:
         self._engine = launch.engine
@@ -231,7 +231,7 @@ def image_command(launch: Launch, name: str, port: int) -> list[str]:
 
 
 def find_engine() -> str:
-    """Return "podman" or "docker", whichever is installed. Raise CannotStart if neither is."""
+    """Return "podman" if it is installed, or else "docker". Raise CannotStart if neither is."""
     for name in ("podman", "docker"):
         if shutil.which(name):
             return name
@@ -281,7 +281,7 @@ class Container:
 
     `well` is true if /ping has returned 200 at least once. `killed` is true if the simulator has
     killed the container as the kernel would. `refused` is the number of connections that the
-    container did not accept.
+    container has not accepted since the last complaint about them.
     """
 
     def __init__(self, launch: Launch, journal: Journal) -> None:
@@ -348,8 +348,7 @@ class Container:
         return ""
 
     def check_ports(self) -> None:
-        """Complain about ports on which the container listens although the platform may need
-        them."""
+        """Complain about open ports of the container, other than its own and SAFE_PORTS."""
         low, high = (int(port) for port in SAFE_PORTS.split("-"))
         allowed = {PORT, self.process.port, *range(low, high + 1)}
         ports: set[int] = set()
@@ -368,8 +367,8 @@ class Container:
 
     def check_refusals(self) -> None:
         """Complain about refused connections, unless the container was killed. Do not call this
-        immediately after a refusal: a container that is being killed refuses connections before
-        that is noticed."""
+        immediately after a refusal: a container that is dying refuses connections before its end
+        can be seen."""
         if self.refused and not self.killed:
             self.journal.complain(
                 "listening", f"the container did not accept {self.refused} connections"
@@ -422,8 +421,8 @@ class Container:
 
 @contextlib.contextmanager
 def translated(journal: Journal, rule: str, endpoint: str) -> Iterator[None]:
-    """Translate errors of urllib3 in the `with` block to PlatformErrors, and record in the journal
-    what the container did wrong. If it does not answer in time, it breaks `rule`."""
+    """Translate OSErrors and urllib3's errors in the `with` block to PlatformErrors, and record in
+    the journal what the container did wrong. If it does not answer in time, it breaks `rule`."""
     try:
         yield
     except urllib3.exceptions.ReadTimeoutError as err:

@@ -76,7 +76,8 @@ class Endpoint:
         self._thread.join()
 
     def check_created(self, name: str) -> None:
-        """Raise ValidationError until the endpoint has been in service, as the platform does."""
+        """Raise ValidationError until the endpoint has been in service, as the platform does, and
+        after it has failed."""
         if self.failure or not self.settled.is_set():
             raise ValidationError(f"Endpoint {name} of account {ACCOUNT} not found.")
 
@@ -200,9 +201,9 @@ class Endpoint:
         return container
 
     def _await_healthy(self, container: Container, deadline: float) -> bool:
-        """Wait until /ping returns 200. Return False if it does not before the deadline. If the
-        container ends earlier, return False immediately, although the platform would restart it
-        until the deadline."""
+        """Wait until /ping returns 200. Return False if it does not before the deadline, or if the
+        endpoint stops. If the container ends earlier, return False immediately, although the
+        platform would restart it until the deadline."""
         while wrong := container.ping():
             if self.stopping.wait(TICK):
                 return False
@@ -264,6 +265,6 @@ class Endpoint:
     def _complain_of_ping(self, container: Container, wrong: str) -> None:
         """Complain about a failed ping, unless the container has ended, which is reported
         elsewhere."""
-        self.stopping.wait(TICK)  # until the end of a container that is just dying can be seen
+        self.stopping.wait(TICK)  # gives a dying container the time to end
         if not container.killed and container.exit_code() is None:
             self.journal.complain("ping-status", f"/ping: {wrong}")

@@ -31,7 +31,7 @@ class PlatformError(Exception):
 ValidationError = partial(PlatformError, 400, "ValidationError")  # the call is invalid
 # the model is still being loaded
 ModelNotReady = partial(PlatformError, 429, "ModelNotReadyException")
-# the container closed the connection early
+# the connection to the container broke, or the container ended
 InternalFailure = partial(PlatformError, 500, "InternalFailure")
 # no container accepts the call
 ServiceUnavailable = partial(PlatformError, 503, "ServiceUnavailable")

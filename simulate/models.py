@@ -1,8 +1,9 @@
 """Loads and unloads models in the container of a multi-model endpoint.
 
 When a model is called for the first time, its archive is unpacked, and POST /models makes the
-container load it. If the container uses too much memory, the least recently used models are
-unloaded first, with DELETE /models/NAME; if it answers 507, one is, and the load is tried again.
+container load it. If memory is short, the least recently used models are unloaded before that, with
+DELETE /models/NAME. If the container answers 507, one more is unloaded, and the load is tried
+again.
 
 A load continues after its caller has given up, so that the next caller finds the model loaded.
 """
@@ -139,7 +140,7 @@ class Models:
 
     def _begin(self, target: str) -> Future[None]:
         """Return the load or unload of the model that is in progress. If there is none, start a
-        load."""
+        load. Raise PlatformError if the archive does not exist, or after `close`."""
         with self._lock:
             if target not in self._loading:
                 if self._closed:

@@ -7,8 +7,8 @@ from itertools import repeat
 
 
 class PortPicker:
-    """Picks free TCP ports, each only once. It tries the ports in `allowed` in order, or picks any
-    ports if `allowed` is empty.
+    """Picks free TCP ports, each only once. It tries the ports in `allowed` one after the other. If
+    `allowed` is empty, the kernel chooses.
 
     A port stays reserved until the picker is closed, even if no server listens on it yet. For each
     port, the picker binds an abstract Unix socket with a name that contains the port. Like ports,

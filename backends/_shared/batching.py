@@ -56,8 +56,8 @@ class Batcher:
     """Runs merged requests and creates their responses.
 
     `read` returns a request's input arrays and output names. `merge` decides which calls are passed
-    together to `run`, which returns the outputs of each call, in order. The exceptions in `invalid`
-    mean that a request is invalid.
+    together to `run`, which returns the outputs of each call, in the order of the calls. The
+    exceptions in `invalid` mean that a request is invalid.
     """
 
     read: Callable[[Any], Read]
@@ -127,7 +127,7 @@ class Merge:
         return tuple(key)
 
     def groups(self, calls: Calls) -> Iterable[Calls]:
-        """Divide calls with the same key into those that share a run."""
+        """Divide calls with the same key into groups, each of which shares a run."""
         return [calls]
 
     def join(self, calls: Calls) -> Arrays:

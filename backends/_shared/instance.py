@@ -31,7 +31,8 @@ class Instance:
 
     @classmethod
     def auto_complete_config(cls, auto_complete_model_config: Any) -> Any:
-        """Fill in the missing fields of config.pbtxt. A complete configuration stays as it is."""
+        """Fill in the missing fields of config.pbtxt. A configuration with inputs and outputs stays
+        as it is."""
         config = auto_complete_model_config.as_dict()
         cls.complete(config, stub_version_folder(config))
         return auto_complete_model_config
@@ -69,7 +70,8 @@ def read(
     parameters: Texts, name: str, parse: Callable[[str], Any], default: Any, allowed: str = ""
 ) -> Any:
     """Return a parameter's value as `parse` reads it, or `default` if the parameter is not set. If
-    `parse` rejects the value, raise a ValueError that names the value and the `allowed` values."""
+    `parse` rejects the value, raise a ValueError with the parameter's name, its value and the
+    `allowed` values."""
     try:
         return parse(parameters[name]) if name in parameters else default
     except (KeyError, ValueError):

@@ -52,8 +52,9 @@ def tensors(nodes: Iterable[Any]) -> dict[str, Any]:
 
 
 def complete(config: Config, folder: Path) -> Config:
-    """Fill in the fields that are missing in config.pbtxt, in place, from the file in the version's
-    folder. Raise ValueError if that is not possible."""
+    """If config.pbtxt lacks inputs or outputs, fill in its missing fields, in place, from the file
+    in the version's folder. Raise ValueError if that is not possible, and FileNotFoundError if
+    there is no such file."""
     if not (config["input"] and config["output"]):
         session = load(folder / config["default_model_filename"], UNOPTIMIZED)
         specs.complete(config, tensors(session.get_inputs()), tensors(session.get_outputs()))
@@ -66,14 +67,15 @@ def check(config: Config, session: Any) -> None:
     specs.check(config, inputs, outputs, tensors(session.get_overridable_initializers()))
 
 
-class TritonPythonModel(instance.Instance):  # type: ignore[misc]  # untyped, as imported here
+class TritonPythonModel(instance.Instance):  # type: ignore[misc]  # mypy finds no base class
     """Runs an ONNX file."""
 
     complete = staticmethod(complete)
 
     def initialize(self, args: instance.Texts) -> None:
-        """Create the session, and check config.pbtxt against the file. The load fails if this
-        raises ValueError or FileNotFoundError."""
+        """Create the session, and check config.pbtxt against the file. Raise ValueError if they
+        disagree or one is invalid, and FileNotFoundError if the file is missing; the load then
+        fails."""
         config = json.loads(args["model_config"])
         settings = SessionSettings.from_config(config)
         path = instance.model_file(args, config, "model.onnx")
@@ -121,7 +123,7 @@ class Runs:
         return self.load(replace(self.settings, intra_op_threads=1))
 
     def run(self, calls: Calls) -> list[Arrays]:
-        """Return the outputs of each call, in order."""
+        """Return the outputs of each call, in the order of the calls."""
         if self.settings.separate_runs and len(calls) >= self.settings.intra_op_threads:
             run = partial(run_merged, partial(self._run, self.single), self.merge)
             each = [[call] for call in calls]

@@ -1,8 +1,9 @@
 """Creates ONNX Runtime's session for an instance: its options, its threads, its execution provider.
 
 The parameters and their defaults are the same as in NVIDIA's backend
-(triton-inference-server/onnxruntime_backend, src/onnxruntime.cc), except that the default number of
-threads is the container's processor limit rather than the machine's number of processors.
+(triton-inference-server/onnxruntime_backend, src/onnxruntime.cc), with three exceptions:
+`separate_runs` is added, the default number of threads is the container's processor limit rather
+than the machine's number of processors, and waiting threads spin only briefly.
 """
 
 import math
@@ -96,8 +97,8 @@ class SessionSettings:
         )
 
     def options(self) -> ort.SessionOptions:
-        """Return ONNX Runtime's options. Waiting threads spin only briefly, because several models
-        share the processors."""
+        """Return ONNX Runtime's options. By default, waiting threads spin only briefly, because
+        several models share the processors."""
         options = ort.SessionOptions()
         options.intra_op_num_threads = self.intra_op_threads
         if self.parallel:
@@ -116,8 +117,8 @@ class SessionSettings:
 
 
 def separate_runs(config: Mapping[str, Any], parameters: Mapping[str, str], threads: int) -> bool:
-    """Return whether each of several merged requests gets a run of its own, on one thread, in
-    parallel with the others. Runs in model.py explains why.
+    """Return whether `threads` or more merged requests each get a run of their own, on one thread,
+    in parallel with the others. Runs in model.py explains why.
 
     Return False on a GPU, without dynamic batching, with one thread, or with more threads than rows
     in a batch. Otherwise the parameter `separate_runs` decides, whose default is true if a row does

@@ -17,8 +17,9 @@ from openvino_settings import OpenvinoSettings
 
 
 def complete(config: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Fill in the fields that are missing in config.pbtxt, in place, from the model in the
-    version's folder. Raise ValueError if that is not possible."""
+    """If config.pbtxt lacks inputs or outputs, fill in its missing fields, in place, from the model
+    in the version's folder. Raise ValueError if that is not possible, and FileNotFoundError if
+    there is no such file."""
     if not (config["input"] and config["output"]):
         engine.complete(config, folder / (config["default_model_filename"] or engine.DEFAULT_FILE))
     return config
@@ -30,8 +31,8 @@ class TritonPythonModel(instance.Instance):  # type: ignore[misc]  # mypy finds 
     complete = staticmethod(complete)
 
     def initialize(self, args: instance.Texts) -> None:
-        """Compile the model, and check config.pbtxt against it. The load fails if this raises
-        ValueError or FileNotFoundError."""
+        """Compile the model, and check config.pbtxt against it. Raise ValueError if they disagree
+        or one is invalid, and FileNotFoundError if the file is missing; the load then fails."""
         config = json.loads(args["model_config"])
         settings = OpenvinoSettings.from_config(config)
         file = instance.model_file(args, config, engine.DEFAULT_FILE)

@@ -149,7 +149,8 @@ def tensors(ports: Sequence[Any], entries: Sequence[Mapping[str, Any]]) -> dict[
 
 def fitted(file: Path, config: Config) -> tuple[Any, set[str]]:
     """Return the model adapted to config.pbtxt, and the names of its scalar inputs. Raise
-    ValueError if the file and config.pbtxt disagree."""
+    ValueError if the file is invalid or disagrees with config.pbtxt, and FileNotFoundError if it is
+    missing."""
     model = convert(read(file), config)
     inputs = tensors(model.inputs, config["input"])
     outputs = tensors(model.outputs, config["output"])
@@ -158,8 +159,8 @@ def fitted(file: Path, config: Config) -> tuple[Any, set[str]]:
 
 
 def complete(config: Config, file: Path) -> None:
-    """Fill in inputs, outputs and max_batch_size in place. Raise ValueError if that is not
-    possible."""
+    """Fill in inputs, outputs, max_batch_size and dynamic_batching in place. Raise ValueError if
+    that is not possible, and FileNotFoundError if the file is missing."""
     model = read(file)
     inputs = tensors(model.inputs, config["input"])
     outputs = tensors(model.outputs, config["output"])
@@ -218,7 +219,7 @@ class Runs:
         self.pool = ThreadPoolExecutor(self.streams)
 
     def run(self, calls: Calls) -> list[Arrays]:
-        """Return the outputs of each call, in order."""
+        """Return the outputs of each call, in the order of the calls."""
         run: Callable[[Calls], list[Arrays]] = partial(run_merged, self._run, self.merge)
         size = math.ceil(len(calls) / self.streams)
         if size == len(calls):

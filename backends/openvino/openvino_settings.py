@@ -46,8 +46,8 @@ REMOVED = {  # NVIDIA's parameters that this backend does not support -> what to
     "SKIP_OV_DYNAMIC_BATCHSIZE": "leave it out: a batch may have any number of rows",
     "ENABLE_BATCH_PADDING": "leave it out: a batch may have any number of rows",
 }
-# Maximum size of the cache in bytes. In multi-model mode, models come and go while the container
-# runs.
+# Maximum size of the cache in bytes. Without a limit, the cache would grow in multi-model mode,
+# where new models come while the container runs.
 LIMIT_BYTES = 4 << 30
 # parameters of the Python backend, on which this backend runs
 TRITONS = ("EXECUTION_ENV_PATH", "FORCE_CPU_ONLY_INPUT_TENSORS")
@@ -177,8 +177,8 @@ def blobs(folder: Path) -> set[Path]:
 
 def _tidy(folder: Path, before: set[Path]) -> None:
     """If there is a new compiled model of this version, remove the earlier ones; otherwise mark
-    them as used. Then remove the least recently used models of all versions until the cache is
-    within its limit."""
+    them as used. Then remove the least recently used compiled models in the whole cache, but no new
+    one, until the cache is within its limit."""
     new = blobs(folder) - before
     for old in before:
         if new:

@@ -31,8 +31,9 @@ class TritonPythonModel(Instance):  # type: ignore[misc]  # mypy finds no base c
     complete = staticmethod(complete)
 
     def initialize(self, args: Texts) -> None:
-        """Load the module. The load fails if this raises ValueError or FileNotFoundError, or
-        ModuleNotFoundError if PyTorch is missing."""
+        """Load the module. Raise ValueError if it is invalid or does not match config.pbtxt,
+        FileNotFoundError if it is missing, and ModuleNotFoundError if PyTorch is; the load then
+        fails."""
         with needs("the platform pytorch_libtorch needs PyTorch", REMEDY):
             from torch_instance import TorchInstance
         self.batcher = TorchInstance(json.loads(args["model_config"]), args).batcher

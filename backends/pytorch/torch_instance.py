@@ -19,7 +19,7 @@ SUPPORTED = "one dictionary of tensors, or tensors and lists of strings"
 
 class TorchInstance:
     """Runs one TorchScript module. The constructor loads the file, and raises ValueError if
-    config.pbtxt does not match the module's forward()."""
+    config.pbtxt is invalid or does not match the module's forward()."""
 
     def __init__(self, config: instance.Config, args: instance.Texts) -> None:
         self.settings = TorchSettings.from_config(config)

@@ -96,7 +96,7 @@ class QuestionAnswering(Task):
 
     def _answers(self, context: str, windows: Sequence[Any], parameters: Values) -> Predictions:
         answers: dict[str, dict[str, Any]] = {}
-        no_answer = 1.0  # the lowest probability of any window that it does not have the answer
+        no_answer = 1.0  # the probability that there is no answer: the lowest of all windows
         top_k = parameters["top_k"]
         aligned = parameters["align_to_words"]
         # several spans of tokens may cover the same words
@@ -138,7 +138,7 @@ class QuestionAnswering(Task):
 def _spans(
     starts: Array, ends: Array, count: int, parameters: Values
 ) -> list[tuple[int, int, float]]:
-    """Return the `count` best spans as tuples (first token, last token, score)."""
+    """Return at most `count` spans, best first, as tuples (first token, last token, score)."""
     length = min(parameters["max_answer_len"], len(starts))
     padded = np.concatenate((ends, np.zeros(length, ends.dtype)))
     ends_near = np.lib.stride_tricks.sliding_window_view(padded, length)

@@ -62,7 +62,8 @@ class TextClassification(Task):
         self.function = self._function()
 
     def _function(self) -> str:
-        """Choose the function as transformers' text-classification pipeline does."""
+        """Return the setting `activation` or, if that is "auto", the function that transformers'
+        text-classification pipeline chooses."""
         if self.options["activation"] != "auto":
             return str(self.options["activation"])
         problem = self.tokenizer.config.get("problem_type")
@@ -153,8 +154,9 @@ class ZeroShotClassification(Task):
 
     def tokens(self, instances: Instances, parameters: Values) -> Tensors:
         """Return one row of tokens for each label of each instance. `owners` [rows] contains the
-        index of the instance to which each row belongs. Raise PayloadTooLarge for too many
-        characters, and InvalidRequest if a label alone is longer than the model accepts."""
+        index of the instance to which each row belongs. Raise DecodingError for an instance with no
+        labels or too many, PayloadTooLarge for too many characters, and InvalidRequest if a
+        hypothesis alone is longer than the model accepts."""
         template = parameters["hypothesis_template"]
         labels = [
             self._candidates(index, instance, parameters)
@@ -207,8 +209,9 @@ class ZeroShotClassification(Task):
         return predictions
 
     def _scores(self, logits: Array, several: bool) -> Array:
-        """Return the score of each label of a text. If `several` may be true, compare a label's
-        entailment with its contradiction, otherwise with the entailment of the other labels."""
+        """Return the score of each label of a text. If `several` may be true, or there is only one
+        label, compare a label's entailment with its contradiction; otherwise, with the entailment
+        of the other labels."""
         if several or len(logits) == 1:
             columns = [self.contradiction, self.entailment]
             return softmax(logits[:, columns])[:, 1]
@@ -217,7 +220,7 @@ class ZeroShotClassification(Task):
 
 class TextRanking(Task):
     """Predicts `{"ranking": [{"index", "score"}, …]}`: the documents, sorted by how well they
-    answer the query. `index` is the index of the document in the request. The network is a
+    answer the query. `index` is the index of the document in the instance. The network is a
     cross-encoder, which reads pairs of texts."""
 
     codec = Fields("query", "documents", lists=("documents",))
@@ -244,10 +247,11 @@ class TextRanking(Task):
         self.function = self._function()
 
     def _function(self) -> str:
-        """Choose the function as sentence-transformers' CrossEncoder does: the one that
-        config_sentence_transformers.json or config.json names, or else the sigmoid. Raise
-        InvalidRequest if that function is not in CROSS_ENCODERS, or for softmax, which would mix
-        the scores of all instances in a batch."""
+        """Return the setting `activation` or, if that is "auto", the function that
+        sentence-transformers' CrossEncoder chooses: the one that config_sentence_transformers.json
+        or config.json names, or else the sigmoid. Raise InvalidRequest if that function is not in
+        CROSS_ENCODERS, or if the setting is softmax, which would mix the scores of all instances in
+        a batch."""
         activation = str(self.options["activation"])
         if activation == "softmax":
             raise InvalidRequest("parameter 'activation': text-ranking takes auto, sigmoid or none")
@@ -274,7 +278,8 @@ class TextRanking(Task):
 
     def tokens(self, instances: Sequence[Mapping[str, Any]], parameters: Values) -> Tensors:
         """Return one row of tokens for each document of each instance, together with the query.
-        `owners` [rows] contains the index of the instance to which each row belongs."""
+        `owners` [rows] contains the index of the instance to which each row belongs. Raise
+        DecodingError for too many documents or characters."""
         groups = []
         for index, instance in enumerate(instances):
             self._check(index, instance)

@@ -72,14 +72,15 @@ class Embedding(Task):
         return len(self._prompt(parameters)) + len(instance)
 
     def tokens(self, instances: Sequence[str], parameters: Values) -> Tensors:
-        # The tokenizer reads max_characters. One more character shows it that the text was cut.
+        # The tokenizer reads max_characters. If there is one more, it sees that the text was cut.
         prompt = self.tokenizer.part(self._prompt(parameters), self.tokenizer.max_characters + 1)
         if prompt:
             instances = [prompt + text for text in instances]
         return super().tokens(instances, parameters)
 
     def _prompt(self, parameters: Values) -> str:
-        """Return the prompt to put before each text: the explicit one, or else the named one."""
+        """Return the prompt to put before each text: the explicit one, or else the named one, or
+        else the model's default, or else "". Raise InvalidRequest for an unknown name."""
         name = parameters["prompt_name"] or self.default_prompt
         if isinstance(parameters["prompt"], ExplicitPrompt) or not name:
             return str(parameters["prompt"])

@@ -80,7 +80,7 @@ class FillMask(Task):
         self, outputs: Tensors, inputs: Tensors, instances: Instances, parameters: Values
     ) -> Predictions:
         """Return the most likely tokens for each mask, from logits [n, sequence, vocabulary] or [n,
-        masks, vocabulary]."""
+        masks, vocabulary]. Raise InvalidRequest if a text has too many masks for this `top_k`."""
         targets = self._targets(parameters["targets"])
         top_k = parameters["top_k"]
         predictions = []
@@ -102,8 +102,8 @@ class FillMask(Task):
         return predictions
 
     def _targets(self, words: Sequence[str]) -> Array | None:
-        """Return the ids of the words, or None for the whole vocabulary. Raise InvalidRequest for a
-        word that is not a token."""
+        """Return the ids of the words, or None if there are no words, which allows the whole
+        vocabulary. Raise InvalidRequest for a word that is not a token."""
         ids = {word: self.tokenizer.tokenizer.token_to_id(word) for word in words}
         if strange := [word for word, token in ids.items() if token is None]:
             raise InvalidRequest(

@@ -32,8 +32,8 @@ class Task(ABC):
     truncation = "longest_first"
 
     def __init__(self, model: Model, tokenizer: TextTokenizer, options: Values) -> None:
-        """Store the values of the client's settings (`options`). Raise InvalidRequest if they do
-        not fit the model."""
+        """Store the values of the client's settings (`options`). A subclass raises InvalidRequest
+        if the model, the tokenizer or the settings do not suit its task."""
         self.model = model
         self.tokenizer = tokenizer
         self.options = options
@@ -58,7 +58,8 @@ class Task(ABC):
     def encode_groups(self, groups: Sequence[Sequence[Text]]) -> Tensors:
         """Return one row of tokens for each text or pair in `groups`, which has the texts of each
         instance. `owners` [rows] contains the index of the instance to which each row belongs.
-        `num_tokens` [instances] is the number of tokens in each instance's longest text."""
+        `num_tokens` [instances] counts the tokens of each instance's longest row before truncation.
+        `truncated` [instances] says whether that row was cut."""
         owners = np.repeat(np.arange(len(groups)), list(map(len, groups)))
         tensors = self.tokenizer.encode(list(chain.from_iterable(groups)), owners.tolist())
         counts = np.zeros(len(groups), np.int64)
@@ -91,9 +92,9 @@ def label(labels: Sequence[str], index: int) -> str:
 
 
 class Fields(TextCodec):
-    """Reads an object that has strings under the keys `required` and `optional`, and lists of
-    strings under the keys in `lists`. If "text" is the only required key, the instance may also be
-    a string."""
+    """Reads an object that has the keys `required`, and may have the keys `optional`. The values
+    are lists of strings for the keys in `lists`, and strings for the others. If "text" is the only
+    required key, the instance may also be a string."""
 
     def __init__(
         self, *required: str, optional: tuple[str, ...] = (), lists: tuple[str, ...] = ()
@@ -109,7 +110,7 @@ class Fields(TextCodec):
 
     def open(self, data: bytes, limits: Limits) -> Any:
         """Return the bytes as text. If they are a JSON object with the key "text" and no unknown
-        keys, or if the task needs more than a text, return what `open_json` makes of it."""
+        keys, or if the task needs more than a text, return what `open_json` makes of the object."""
         text = super().open(data, limits)
         value = {}
         if text.lstrip().startswith("{"):
@@ -119,7 +120,8 @@ class Fields(TextCodec):
         return text if self.plain and not is_object else self.open_json(value, limits)
 
     def open_json(self, value: Any, limits: Limits) -> Any:
-        """Return a string, or a dict of texts. Raise DecodingError for unknown or missing keys."""
+        """Return a string, or a dict of texts. Raise DecodingError for an unknown or missing key,
+        or a value of the wrong type."""
         if self.plain and isinstance(value, str):
             return value
         is_complete = isinstance(value, dict) and value.keys() >= set(self.required)

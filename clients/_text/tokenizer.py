@@ -66,7 +66,7 @@ WITH_TYPES = {
     "MobileBertTokenizer",
     "SqueezeBertTokenizer",
 }
-# Model types whose usual tokenizer is in WITH_TYPES.
+# Model types whose usual tokenizer is in WITH_TYPES. "" stands for a missing type.
 MODELS_WITH_TYPES = {
     "",
     "bert",
@@ -104,8 +104,9 @@ class TextTokenizer:
         self, folder: Path, max_length: int, strategy: str = "longest_first", multiple: int = 1
     ) -> None:
         """Read the folder. If `max_length` is 0, the model's own limit applies. `strategy` says how
-        a pair is truncated, in the terms of the tokenizers library. Rows are padded to a `multiple`
-        of tokens. Raise ConfigError if the folder has no tokenizer that can be read."""
+        a pair is truncated, in the terms of the tokenizers library. Rows are padded to a multiple
+        of `multiple` tokens, but not beyond the limit. Raise ConfigError if the folder has no
+        tokenizer that can be read."""
         self.multiple = multiple
         self.config = _read_json(folder / "config.json")
         # an embedding's prompts, or the function that a CrossEncoder applies to its scores
@@ -255,7 +256,7 @@ class TextTokenizer:
         return encoding
 
     def _count(self, encoding: Encoding, text: Text, measured: Measured) -> int:
-        """Count the tokens of a text that was truncated."""
+        """Count the tokens of a text or pair that was truncated."""
         special = self.tokenizer.num_special_tokens_to_add(not isinstance(text, str))
         if isinstance(text, str):
             more = sum(len(overflow) - special for overflow in encoding.overflowing)
@@ -293,7 +294,8 @@ class TextTokenizer:
 
         Besides the inputs, return `encodings` [rows], `owners` [rows] (the index of the text to
         which each row belongs), `num_tokens` and `truncated` [n texts]. Raise DecodingError for a
-        text that is too long, and TooManyRows if the texts together make too many rows.
+        text that `_cut` rejects or that has no tokens, and TooManyRows if the texts together make
+        too many rows.
         """
         encodings: list[Encoding] = []
         owners = []
@@ -323,7 +325,7 @@ class TextTokenizer:
 
     def _cut(self, text: Text, length: int, stride: int, every: bool) -> tuple[list[Encoding], int]:
         """Return the windows of a text, and its number of tokens. Raise ValueError if there are too
-        many characters or windows, or if a window has no room for the text."""
+        many characters or windows, or if a window has too little room for the text."""
         if isinstance(text, str) and not every:
             text = self.part(text, self.max_characters)
         characters = len("".join(text))
@@ -337,9 +339,9 @@ class TextTokenizer:
             self.tokenizer.no_truncation()
             lengths = [len(self._encoded(each, special=False)) for each in texts]
             count = sum(lengths) + self.tokenizer.num_special_tokens_to_add(is_pair)
-            # what a window has left for the last text beside special tokens and a first text
+            # how many tokens of the last text fit beside the special tokens and a first text
             room = length - (count - lengths[-1])
-            # no text has more than PORTION windows, so only `every` limits them
+            # no text has more than PORTION windows, so they are limited only if `every` is true
             most = MOST_ROWS if every else PORTION
             _check_windows(lengths[-1], room, stride, most)
             strategy = "only_second" if is_pair else "longest_first"
@@ -361,8 +363,8 @@ class TextTokenizer:
 
 def load_with_transformers(folder: Path) -> Any:
     """Load the folder's tokenizer with transformers' AutoTokenizer, without network access and
-    without running code from the folder. Raise ConfigError if the tokenizer needs such code, a
-    missing package or a missing file, or has no `backend_tokenizer`."""
+    without running code from the folder. Raise ConfigError if it cannot be loaded that way, or has
+    no `backend_tokenizer`."""
     for file in ("tokenizer_config.json", "config.json"):
         code = _read_json(folder / file).get("auto_map") or {}
         if isinstance(code, list) or "AutoTokenizer" in code:
@@ -414,7 +416,8 @@ def _gives_types(settings: Values, config: Values) -> bool:
 
 
 def _check_windows(tokens: int, room: int, stride: int, most: int) -> None:
-    """Raise ValueError if a window has no room for the text, or if there are too many windows."""
+    """Raise ValueError if a text that is longer than `room` would make more than `most` windows, or
+    if a window has no room for tokens besides the `stride` that it shares."""
     if tokens <= room:
         return
     if room <= stride:

@@ -52,8 +52,8 @@ def main(arguments: list[str]) -> int:
 
 
 def find_engine(wanted: str) -> str:
-    """Return `wanted`, or the first of ENGINES that is installed and works. Raise ImageError if
-    there is none."""
+    """Return the engine `wanted` or, if that is "", the first of ENGINES. The engine must be
+    installed and work; otherwise raise ImageError."""
     if wanted and wanted not in ENGINES:
         raise ImageError(f"ENGINE={wanted}: it must be one of {', '.join(ENGINES)}")
     names = [wanted] if wanted else list(ENGINES)
@@ -95,7 +95,7 @@ def build(engine: str, target: str, environ: Mapping[str, str]) -> str:
 
 
 def build_command(engine: str) -> list[str]:
-    """Return the engine's build command with its options, which make builds reproducible."""
+    """Return the engine's build command, with options that make builds reproducible."""
     if engine == "docker":
         return ["docker", "build", "--build-arg", f"SOURCE_DATE_EPOCH={_epoch()}"]
     # Use Docker's format, because OCI's has no HEALTHCHECK. Chroot isolation needs fewer privileges
@@ -197,8 +197,8 @@ def make_base(engine: str) -> str:
 
 
 def write_bill(engine: str, target: str, name: str) -> None:
-    """Write the bill of materials of the cpu image to dist/sbom.json. Raise ImageError if that
-    fails."""
+    """Write the bill of materials of the cpu image to dist/sbom.json. Do nothing for the gpu image.
+    Raise ImageError if the bill cannot be read."""
     if target == "gpu":
         return
     (ROOT / "dist").mkdir(exist_ok=True)
