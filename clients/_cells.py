@@ -130,7 +130,7 @@ def _float(cell: Any, datatype: str, missing: bool) -> float:
     if math.isnan(number) and not missing:
         raise ValueError("it is empty, and the model does not take missing values there")
     with np.errstate(over="ignore"):
-        # the number is converted, because one that is slightly beyond the limit is rounded to it
+        # a number slightly above the type's maximum is rounded to it, and is accepted
         if np.isinf(FLOATS[datatype](number)):
             raise ValueError(f"{describe(cell)} is beyond {datatype}")
     return number

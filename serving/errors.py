@@ -4,7 +4,7 @@ agree with TABLE."""
 from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple
 
-LONGEST = 2_000  # characters in a message
+LONGEST = 2_000  # characters of a message; a longer one is cut
 
 
 class Row(NamedTuple):

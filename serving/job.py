@@ -153,8 +153,8 @@ def _check_rows(inputs: Sequence[Tensor]) -> None:
 
 def _call_bytes(served: ServedModel, step: Step) -> int:
     """Estimate how many bytes of memory a call takes for its inputs and its outputs. The sizes of
-    the outputs come from the model's configuration. The last dimensions of the smallest input are
-    used as their dynamic dimensions."""
+    the outputs come from the model's configuration. If an output has N dynamic dimensions, they are
+    assumed to be as long as the last N dimensions of the smallest input."""
     inputs = sum(len(tensor.data) for tensor in step.inputs)
     shapes = [tensor.shape for tensor in step.inputs]
     rows = 1

@@ -108,7 +108,8 @@ class Process:
         return self._process.poll()
 
     def changed_files(self) -> list[str]:
-        """Return the files that the container changed in /opt/ml/model. An image changes none."""
+        """Return the files that the container changed in /opt/ml/model. An image gets this folder
+        read-only."""
         return []
 
 

@@ -31,7 +31,7 @@ except ModuleNotFoundError:  # outside Triton's stub, for build_engines
         read,
     )
 
-CACHE_BYTES = 1 << 20  # the L2 cache of one processor: 1 to 2 MB on today's servers (lscpu)
+CACHE_BYTES = 1 << 20  # the L2 cache of one core: 1 to 2 MB on today's servers (lscpu)
 VALUE_BYTES = 4  # bytes of a value: models compute in FP32, even if the pixels are UINT8
 CPU = ("CPUExecutionProvider",)
 DISABLED = 2  # the value of optimization.graph.level in config.pbtxt that turns optimization off

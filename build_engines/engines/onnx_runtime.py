@@ -24,7 +24,8 @@ NO_FP16 = (
 
 def for_cpu(model_spec: ModelSpec, folder: Path, request: Request) -> Engine:
     """Return the engine for a CPU. For int8, quantize 1/model.onnx in place; for fp32, leave the
-    model's file as it is. Raise UsageError for fp16, and for a TorchScript file in int8."""
+    model's file as it is. Raise UsageError for fp16, and for int8 if the model is a TorchScript
+    file."""
     if request.precision == "fp16":
         raise UsageError(NO_FP16)
     if model_spec.platform == TORCHSCRIPT:

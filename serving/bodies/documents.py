@@ -129,9 +129,9 @@ class FlatJob(Job):
     reply is in one piece, there must be exactly one response, as in Triton's generate extension."""
 
     def __init__(self, served: ServedModel, request: Request, body: FlatBody) -> None:
-        """Raise InvalidRequest if neither a stream nor Triton's generate extension was requested,
-        because a flat object is read only then, or if a field of the object is invalid. Raise
-        SessionNotFound if the session's id does not fit the model."""
+        """Raise InvalidRequest if a field of the object is invalid, or if neither a stream nor
+        Triton's generate extension was requested, as a flat object requires. Raise SessionNotFound
+        if the session's id does not fit the model."""
         self.document = body.document
         self.parameters = body.flat.parameters or {}
         self.id = str(body.flat.id or "")

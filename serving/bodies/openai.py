@@ -1,4 +1,4 @@
-"""Reads and answers bodies of OpenAI's API for embeddings."""
+"""Reads requests of OpenAI's API for embeddings, and writes the replies."""
 
 from base64 import b64encode
 from collections.abc import Mapping

@@ -31,8 +31,8 @@ HEADER = {"present": True, "absent": False}
 
 @dataclass(frozen=True)
 class CsvItem(Item):
-    """A row of CSV. If there are `columns`, which a header names, the row becomes an object with
-    these keys."""
+    """A row of CSV. If there is a header, `columns` has its names, and the row becomes an object
+    with these names as keys."""
 
     columns: Sequence[str] = ()
 

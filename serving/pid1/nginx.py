@@ -19,7 +19,8 @@ from serving.settings.table import Settings
 ROOT = Path(__file__).resolve().parents[2]
 TEMPLATE = ROOT / "nginx.conf"
 SECTION = re.compile(r"^ *\{\{#(\w+)\}\}\n(.*?)^ *\{\{/\1\}\}\n", re.MULTILINE | re.DOTALL)
-FEWEST_REQUESTS = 512  # lower bound of nginx's limit of requests, if it has enough connections
+# nginx accepts at least this many simultaneous requests, if it has enough connections
+FEWEST_REQUESTS = 512
 # Maximum number of simultaneous uploads of 4 MB or more, or of unknown length. The limit is lower
 # if the memory for requests cannot hold MOST_UPLOADS bodies of the maximum size.
 MOST_UPLOADS = 64

@@ -26,8 +26,8 @@ AGENT_TEMPLATE = Path(__file__).with_name("cloudwatch.json")
 # Maximum seconds that tritonserver gets to exit. nginx and gunicorn are stopped first, so it would
 # only wait for instances that hang or have died.
 EXIT_SECONDS = 5
-# Threads for each model of a Python backend if calls load the models. There may be 1,000 models,
-# which is too many for Triton's default of 32 threads each.
+# Threads for each model of a Python backend if models are loaded by calls. There may be 1,000
+# models, which is too many for Triton's default of 32 threads each.
 PYTHON_THREADS = 4
 LOADS_AT_ONCE = 32  # models that Triton loads at the same time if calls load the models
 # How long idle threads of OpenBLAS spin, as a power of two: 2^16 cycles are about 25 µs. By default

@@ -45,7 +45,7 @@ RETRIES = {"max_retries": 2, "retry_timeout": timedelta(hours=1)}
 PAGE = 1_000  # objects that one request lists
 MOST_OBJECTS = 10 * PAGE  # the maximum number of objects listed; a model folder must have fewer
 LIST_SECONDS = 30.0  # seconds for which a list of models is used before it is read again
-PIECE = 2**20  # the minimum size in bytes of the pieces in which an object is written
+PIECE = 2**20  # the minimum size in bytes of the pieces in which an object is downloaded
 # The maximum size in bytes of the URL of an object that is looked up. S3 answers 400 if the key,
 # which is a part of the URL, is longer than that.
 LONGEST_URL = 1024

@@ -99,8 +99,8 @@ class Store:
 
     def leave_openvino(self, triton_name: str, reason: str) -> bool:
         """Switch a staged model from OpenVINO to ONNX Runtime, because OpenVINO rejects the model.
-        Log this with Triton's `reason`. Return False, and change nothing, if OpenVINO had not been
-        chosen for the model."""
+        Log this with Triton's `reason`. Return False, and change nothing, if `fitted` had not
+        chosen OpenVINO for the model."""
         file = self.path(triton_name) / CONFIG
         config = read_file(file)
         choice = leave_openvino(config, " ".join(PREFACE.sub("", reason).split()))

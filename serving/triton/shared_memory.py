@@ -88,7 +88,7 @@ class SharedMemory:
         return written
 
     def mark_waiting(self, model: str, regions: Iterable[Region]) -> None:
-        """Mark lent regions as waiting, because their caller has left before the model answered."""
+        """Mark lent regions as waiting, because their caller left before the model answered."""
         with self._lock:
             for region in regions:
                 region.waits_for = model
