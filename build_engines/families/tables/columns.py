@@ -61,6 +61,9 @@ class Column:
         return replace(self, points=(*self.points, *points.tolist()))
 
 
+FLAG = -1  # the index of the last Column
+
+
 def is_missing(value: Any) -> bool:
     return value is None or (isinstance(value, float) and value != value)
 
@@ -69,7 +72,9 @@ def columns_of(estimator: Any) -> list[Column]:
     """Return the model's columns. Their names are those in training, and their other fields are
     collected from the steps that read them."""
     columns = [Column(name) for name in names_of(estimator)]
-    for step, indices, fills in _readers(estimator, range(len(columns))):
+    count = len(columns)
+    columns.append(Column(""))  # stands for the flags that imputers add, at index FLAG
+    for step, indices, fills in _readers(estimator, range(count)):
         for index, points in zip(indices, _learned(step, len(indices)), strict=True):
             columns[index] = columns[index].with_points(points)
         for index in indices if _fills(step) else ():
@@ -79,7 +84,7 @@ def columns_of(estimator: Any) -> list[Column]:
         for place, (index, categories) in enumerate(pairs):
             is_filled = place < len(fills) and fills[place] in categories.tolist()
             columns[index] = _with_categories(columns[index], categories, closed, is_filled)
-    return columns
+    return columns[:count]
 
 
 def _readers(
@@ -87,7 +92,7 @@ def _readers(
 ) -> Iterator[tuple[Any, Sequence[int], Sequence[Any]]]:
     """Yield each step that reads columns of the model's input as they are, or after an imputer has
     filled missing cells. With each step, yield the indices of its columns, and the values that the
-    imputer fills in, or () without an imputer."""
+    imputer fills in, or () without an imputer. A flag that an imputer adds has the index FLAG."""
     step = unwrapped(step)
     if hasattr(step, "steps"):
         for _, each in step.steps:
@@ -97,12 +102,18 @@ def _readers(
                 indices = [indices[place] for place in kept]
                 if _fills(each) and not fills:
                     fills = [each.statistics_[place] for place in kept]
+                if each.add_indicator:
+                    flags = len(each.indicator_.features_)
+                    indices = [*indices, *[FLAG] * flags]
+                    fills = [*fills, *[None] * flags] if fills else ()
             elif each not in IDLE:
                 break
     elif hasattr(step, "transformers_"):
         for name, each, _ in step.transformers_:
-            chosen = [indices[place] for place in step._transformer_to_input_indices[name]]
-            yield from _readers(each, chosen, fills)
+            places = step._transformer_to_input_indices[name]
+            chosen = [indices[place] for place in places]
+            own_fills = [fills[place] for place in places] if fills else ()
+            yield from _readers(each, chosen, own_fills)
     elif hasattr(step, "transformer_list"):
         for _, each in step.transformer_list:
             yield from _readers(each, indices, fills)

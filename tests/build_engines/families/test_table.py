@@ -993,3 +993,25 @@ def test_exit_with_1_and_build_nothing_if_a_comparison_fails(
     file, out = trained.forest(tmp_path).file, tmp_path / "models"
     assert models.run(f"build own --weights {file} --allow-pickle --out {out}") == 1
     assert not out.exists()
+
+
+@pytest.mark.parametrize("places", [[[0], [1]], [[1, 0]], [[1], [0]]], ids=str)
+def test_fill_each_cell_with_the_value_of_its_own_column(
+    places: list[list[int]], tmp_path: Path
+) -> None:
+    rows = pd.DataFrame({"a": ["p", "p", "q"] * 20, "b": ["x", "x", "y", "x"] * 15}, dtype=object)
+    rows.loc[::7, "a"] = rows.loc[::5, "b"] = np.nan
+    encoders = [(str(place), OneHotEncoder(), place) for place in places]
+    filling = SimpleImputer(strategy="most_frequent")
+    model = make_pipeline(filling, ColumnTransformer(encoders), LogisticRegression())
+    assert_answers(tmp_path, model.fit(rows, LETTER), rows)
+
+
+@pytest.mark.parametrize(
+    "step",
+    [ColumnTransformer([("v", StandardScaler(), [2, 0])]), SimpleImputer()],
+    ids=["columns", "imputer"],
+)
+def test_build_a_step_behind_an_imputer_that_adds_flags(step: Any, tmp_path: Path) -> None:
+    model = make_pipeline(SimpleImputer(add_indicator=True), step, LogisticRegression())
+    assert_answers(tmp_path, model.fit(GAPS, KIND), GAPS)
