@@ -93,9 +93,12 @@ def check_models(settings: Settings, folders: Mapping[str, Path]) -> Iterator[st
     """Yield one line for each mistake that is found without tritonserver, with the model, the file
     and what is wrong."""
     for name, folder in folders.items():
+        lines = []
         for file in (folder / CONFIG, *sorted(folder.glob("configs/*.pbtxt"))):
             for source, mistake in _mistakes(name, folder, file, settings):
-                yield f"{name}: {source.relative_to(folder)}: {' '.join(mistake.split())}"
+                lines.append(f"{name}: {source.relative_to(folder)}: {' '.join(mistake.split())}")
+        # several configurations may find the same mistake in client.py
+        yield from dict.fromkeys(lines)
 
 
 def _mistakes(

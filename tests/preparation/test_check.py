@@ -224,3 +224,12 @@ def test_name_a_model_that_cannot_be_loaded_at_the_start(
     server = Server(tmp_path, tmp_path / "models", SERVE_DEVICE="cpu")
     assert server.wait_ended() == 1
     assert f"'{Path(file).parts[0]}'" in str(server.entries("serve")[-1]["message"])
+
+
+def test_report_a_mistake_in_the_client_once(repository: Path) -> None:
+    model = repository / "sleeper"
+    (model / "configs").mkdir()
+    (model / "configs/cpu.pbtxt").write_text("max_batch_size: 4")
+    change(model / CLIENT, "import numpy", "import numpyy")
+    (line,) = findings(repository, "sleeper")
+    assert line.startswith("sleeper: client.py: ")
