@@ -46,11 +46,10 @@ def stream_reply(source: Incoming, job: Job) -> Response:
     report = partial(app.registry.report, job.served, began=monotonic())
     run = Run(job, app.gateway)
     results = run.results()
-    deaths = app.registry.deaths(job.served)
-    before = deaths()
+    has_died = app.registry.death_check(job.served)
 
     def check() -> None:
-        if deaths() > before:
+        if has_died():
             run.lose()
 
     if connection is not None:

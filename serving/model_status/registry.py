@@ -159,18 +159,18 @@ class Registry:
             )
         return ModelRestarting(served.name, str(error))
 
-    def deaths(self, served: ServedModel) -> Callable[[], int]:
-        """Return a function that returns how many processes of the model and its parts have died
-        so far."""
-        entries = self.table.look().by_triton_name
-        used = (entries.get(name) for name in (served.name, *served.parts))
-        names = {entry.name for entry in used if entry}
+    def death_check(self, served: ServedModel) -> Callable[[], bool]:
+        """Return a function that returns whether a process of the model, or of one of its parts,
+        has died since this call."""
+        models = self.table.look()
+        used = (models.by_triton_name.get(name) for name in (served.name, *served.parts))
+        before = {entry.name: models.deaths.get(entry.name, 0) for entry in used if entry}
 
-        def count() -> int:
+        def has_died() -> bool:
             deaths = self.table.look().deaths
-            return sum(deaths.get(name, 0) for name in names)
+            return any(deaths.get(name, 0) > count for name, count in before.items())
 
-        return count
+        return has_died
 
     def index(self) -> dict[str, list[IndexEntry]]:
         """Return the entries of each model in Triton's index, one per version. The keys are
