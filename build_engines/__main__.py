@@ -74,9 +74,11 @@ def _unrecognized(words: Sequence[str]) -> str:
 
     flag, _, value = words[0].partition("=")
     name = flag.removeprefix("--").replace("-", "_")
-    is_setting = name in all_settings()
-    hint = f"; use --set {name}={value or ' '.join(words[1:2])}" if is_setting else ""
-    return f"unrecognized arguments: {' '.join(words)}{hint}"
+    message = f"unrecognized arguments: {' '.join(words)}"
+    if name not in all_settings():
+        return message
+    value = value or " ".join(words[1:2])
+    return f"{message}; use --set {name}={value}"
 
 
 def make_parser() -> argparse.ArgumentParser:

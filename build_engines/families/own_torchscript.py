@@ -105,9 +105,8 @@ def _output_specs(
     fails, or if `batching` is true and an output has no batch dimension."""
     model = ModelSpec(inputs=inputs, max_batch_size=int(batching))
     try:
-        one, other = (
-            _run(module, example_feed(model, batch, length)) for batch, length in ((2, 16), (3, 24))
-        )
+        one = _run(module, example_feed(model, 2, 16))
+        other = _run(module, example_feed(model, 3, 24))
     except (RuntimeError, ValueError, TypeError, AttributeError) as err:
         reason = str(err).strip().splitlines()[-1]
         raise BuildError(

@@ -169,7 +169,8 @@ def main() -> None:
     deaths.bind(str(settings.deaths_socket))
 
     def receive_death() -> None:
-        watch.recovery.report(Report(**json.loads(deaths.recv(64 * 1024))))
+        fields = json.loads(deaths.recv(64 * 1024))
+        watch.recovery.report(Report(**fields))
 
     start(receive_death, 0.0, "cannot read the report of a dead process")
     threading.Thread(

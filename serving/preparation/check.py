@@ -137,7 +137,8 @@ def _mistakes_of_client(model: Model) -> Iterator[str]:
         failure = f"the client fails on {example}"
         tensors = client.prepare([instance], client.defaults)
     except (Exception, SystemExit) as err:  # a client's code may raise anything
-        yield f"{failure}: {described(err)}{_line_of_client(err, model.path)}"
+        line = _line_of_client(err, model.path)
+        yield f"{failure}: {described(err)}{line}"
         return
     for spec in model.inputs:
         if mistake := _mistake_of_tensor(spec, tensors.get(spec.name)):
