@@ -158,7 +158,9 @@ def _numbers(config: Any) -> Iterator[tuple[str, int, int]]:
     yield "priority_levels", config.dynamic_batching.priority_levels, MOST_LEVELS
     yield "max_candidate_sequences", sequences.oldest.max_candidate_sequences, MOST_ROWS
     for tensor in (*config.input, *config.output, *sequences.state):
-        yield f"the size of a row of '{_name(tensor)}',", _elements(tensor.dims), MOST_ELEMENTS
+        # only a state has an input_name
+        name = getattr(tensor, "name", "") or getattr(tensor, "input_name", "")
+        yield f"the size of a row of '{name}',", _elements(tensor.dims), MOST_ELEMENTS
     for warmup in config.model_warmup:
         yield f"model_warmup '{warmup.name}': count", warmup.count, MOST_RUNS
         for name, tensor in warmup.inputs.items():
@@ -169,10 +171,6 @@ def _numbers(config: Any) -> Iterator[tuple[str, int, int]]:
         digits = "".join(filter(str.isdecimal, config.parameters[name].string_value))
         if digits:
             yield f"parameter '{name}'", int(digits[:20]), MOST_THREADS
-
-
-def _name(tensor: Any) -> str:
-    return str(getattr(tensor, "name", "") or tensor.input_name)
 
 
 def _elements(dims: Any) -> int:
