@@ -149,7 +149,8 @@ def _check_tags(data: bytes, tags: TiffImagePlugin.ImageFileDirectory_v2) -> Non
     (start,) = struct.unpack_from(order + header, data)
     (count,) = struct.unpack_from(order + number, data, start)
     start += struct.calcsize(order + number)
-    entries = data[start : start + count * struct.calcsize(order + entry)]
+    end = start + count * struct.calcsize(order + entry)
+    entries = data[start:end]
     seen = set()
     for tag, kind, value_count in struct.iter_unpack(order + entry, entries):
         if tag not in SIZE_TAGS:

@@ -74,7 +74,7 @@ def memory_used_by(pid: int) -> int:
     """Return how many bytes of unreclaimable memory a process and its descendants hold. These are
     the anonymous pages of all of them, and the shared memory of the process itself. Return 0 if the
     process no longer exists."""
-    anonymous = sum(_memory(process, b"RssAnon:") for process in tree(pid))
+    anonymous = sum(_memory(process, b"RssAnon:") for process in process_tree(pid))
     return anonymous + _memory(pid, b"RssShmem:")
 
 
@@ -98,7 +98,7 @@ def _memory(pid: int, field: bytes) -> int:
     return 0
 
 
-def tree(pid: int) -> Iterator[int]:
+def process_tree(pid: int) -> Iterator[int]:
     """Yield a process and all of its descendants."""
     children: dict[int, list[int]] = {}
     for entry in PROC.glob("[0-9]*"):
@@ -170,7 +170,7 @@ class Stubs:
         dead: list[tuple[Stub, str]] = []
         self._seen = {}
         self._zombies = set()
-        for pid in sorted(tree(server)):
+        for pid in sorted(process_tree(server)):
             if stub := _stub(pid):  # None for a zombie, which has no command line
                 self._seen[pid] = stub
                 continue

@@ -163,8 +163,8 @@ def _mistake_of_tensor(spec: TensorSpec, array: Array | None) -> str:
         return "" if spec.optional else f"no tensor for the input '{spec.name}'"
     row = array.shape[1:]
     sizes = zip(spec.shape, row, strict=False)
-    is_same_shape = len(row) == len(spec.shape) and all(size in (-1, got) for size, got in sizes)
-    if not is_same_shape:
+    has_sizes = all(size in (-1, got) for size, got in sizes)
+    if not has_sizes or len(row) != len(spec.shape):
         return f"'{spec.name}' with shape {list(row)}, but the input has {list(spec.shape)}"
     is_text = spec.datatype == "BYTES" and array.dtype.kind in "OSU"
     # any array is converted to BF16, which NumPy does not have
@@ -205,8 +205,9 @@ def failures_in_tritonserver(
                         reason = f"tritonserver ended while it tested '{name}': "
                         raise TritonUnavailable(reason + last_line(_log(run_dir))) from err
                     except ServingError as err:
-                        text = PREFACE.sub("", str(err)) + _poll_failure(run_dir, name, str(err))
-                        yield name, with_sources(text, {store.path(name): folders[name]})
+                        reason = PREFACE.sub("", str(err))
+                        reason += _poll_failure(run_dir, name, str(err))
+                        yield name, with_sources(reason, {store.path(name): folders[name]})
                     pending.pop(0)
         except TritonUnavailable as err:
             for name in pending:

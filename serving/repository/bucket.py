@@ -122,8 +122,9 @@ class BucketSource(Source):
         return {name: sizes[name] for name in names[:MOST_LISTED]}
 
     def _check_bucket(self) -> None:
-        """Raise obstore's error if the bucket does not exist or cannot be listed, until one call
-        has succeeded. (A HEAD request does not say whether the bucket or the object is missing.)"""
+        """Raise obstore's error if the bucket does not exist or cannot be listed. Do nothing after
+        the first success. (A HEAD request does not say whether the bucket or the object is
+        missing.)"""
         if not self._bucket_exists:
             pages = obstore.list(self._store, CONFIG)  # CONFIG is not a folder, so this is quick
             next(iter(pages), None)

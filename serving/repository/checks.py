@@ -83,10 +83,11 @@ def loaded_versions(model: Path, config: Any) -> list[Path]:
 
 
 def instances_of(model: Path, config: Any) -> int:
-    """Return how many instances Triton starts for all versions of the model together. In a group, a
-    count of 0 means 1."""
+    """Return how many instances Triton starts for all versions of the model together. A group's
+    count applies to each of its GPUs, and 0 means 1."""
     counts = [max(1, group.count) * max(1, len(group.gpus)) for group in config.instance_group]
-    return (sum(counts) or 1) * max(1, len(loaded_versions(model, config)))
+    of_each_version = sum(counts) or 1
+    return of_each_version * max(1, len(loaded_versions(model, config)))
 
 
 def memory_of(model: Path, config: Any) -> int:

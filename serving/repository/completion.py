@@ -38,7 +38,8 @@ def is_complete(model: Path, config: Any) -> bool:
     for tensor in (*config.input, *config.output):
         if not (tensor.name and tensor.data_type and tensor.dims):
             return False
-    return not any(HOOK.encode() in code.read_bytes() for code in model.glob("*/model.py"))
+    codes = (file.read_bytes() for file in model.glob("*/model.py"))
+    return not any(HOOK.encode() in code for code in codes)
 
 
 def complete(model: Path, backends: Path, source: str, seconds: float) -> None:

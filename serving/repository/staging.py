@@ -119,7 +119,9 @@ class Store:
 
     def names(self) -> set[str]:
         """Return the names of all staged models."""
-        return {path.name for path in self.root.iterdir()} if self.root.is_dir() else set()
+        if not self.root.is_dir():
+            return set()
+        return {path.name for path in self.root.iterdir()}
 
 
 def _fill(unfinished: Path, folder: Path, config: Any, names: Mapping[str, str]) -> None:
