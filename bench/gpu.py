@@ -27,7 +27,7 @@ from PIL import Image
 from torch import Tensor, nn
 from transformers import BertConfig, BertModel, ResNetConfig, ResNetForImageClassification
 
-from serving.host.processes import used_by
+from serving.host.processes import memory_used_by
 from tests.support.harness import Server
 
 CALLERS = 16
@@ -153,7 +153,7 @@ class Memory:
         if self.on_gpu:
             free, total = torch.cuda.mem_get_info()
             return int(total - free)
-        return used_by(self.server.pid("tritonserver"))
+        return memory_used_by(self.server.pid("tritonserver"))
 
 
 @contextmanager

@@ -84,8 +84,9 @@ def decode_base64(encoded: str) -> bytes:
     if encoded.startswith("data:") and "," in encoded[:256]:
         encoded = encoded.split(",", 1)[1]
     compact = encoded.translate(_URL_SAFE).rstrip("=")
+    padding = "=" * (-len(compact) % 4)
     try:
-        data = b64decode(compact + "=" * (-len(compact) % 4), validate=True)
+        data = b64decode(compact + padding, validate=True)
     except ValueError as err:
         raise DecodingError(f"not base64 ({err})") from err
     reserved.shrink(len(data))
@@ -165,7 +166,8 @@ class RowCodec(JsonCodec):
         is_json = data.lstrip()[:1] in (b"[", b"{")
         if not is_json:
             return read_cells(data)
-        return self.open_json(super().open(data, limits), limits)
+        value = super().open(data, limits)
+        return self.open_json(value, limits)
 
     def open_json(self, value: Any, limits: Limits) -> Any:
         if not isinstance(value, list | dict):

@@ -34,7 +34,7 @@ from serving.errors import (
     TritonUnavailable,
     rebuilt,
 )
-from serving.host.processes import memory_by_model, used_by
+from serving.host.processes import memory_by_model, memory_used_by
 from serving.model_lifecycle.manager import Manager
 from serving.model_lifecycle.on_post import OnPost, keep_last
 from serving.model_status.states import READY, UNLOADING
@@ -279,7 +279,7 @@ class OnDemand(OnPost):
         `name`. Of each promise, count only the part that the model does not hold yet. Do not count
         models that are being unloaded or have been chosen for eviction."""
         sizes = memory_by_model(pid)
-        used = used_by(pid)
+        used = memory_used_by(pid)
         entries = self.manager.models().entries
         for other, promised in self._promised.copy().items():
             if other != name:

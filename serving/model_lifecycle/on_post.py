@@ -30,7 +30,7 @@ from serving.errors import (
 )
 from serving.host.files import digest
 from serving.host.machine import memory_limit
-from serving.host.processes import memory_by_model, used_by
+from serving.host.processes import memory_by_model, memory_used_by
 from serving.model_lifecycle.manager import Manager
 from serving.model_lifecycle.policy import Policy
 from serving.model_status.states import ADDING, FAILED, UNLOADING, Event
@@ -163,7 +163,7 @@ class OnPost(Policy):
     def _used(self, pid: int, name: str) -> int:
         """Return how many bytes of memory are in use or promised to loads. On-demand mode leaves
         out what was promised to `name`."""
-        return used_by(pid) + sum(self._promised.values())
+        return memory_used_by(pid) + sum(self._promised.values())
 
     def _measure(self, entry: Entry) -> None:
         """Measure how much memory the processes of a loaded model take, and remember it for the

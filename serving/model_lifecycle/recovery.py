@@ -93,7 +93,7 @@ class Recovery:
         self._looked = time.monotonic()
         for stub, how in self._stubs.look(self._pid):
             if entry := self._entry(stub.model):
-                self._handle(entry, f"process '{stub.instance}' died: {how}", stub.alive)
+                self._handle(entry, f"process '{stub.instance}' died: {how}", stub.seen_alive)
 
     def _entry(self, name: str) -> Entry | None:
         """Return the model that Triton knows by this name, which may be unloading, or else the

@@ -60,6 +60,7 @@ def main() -> int:
     """Check the models that are loaded at startup. Print one line for each mistake, and one for
     each model that was loaded. Return 1 if a model has a mistake, else 0, even if no model could be
     loaded because there is no tritonserver."""
+    # end by an exception, so that the temporary tritonserver is stopped
     signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(128 + signal.SIGTERM))
     settings = Settings.from_env(os.environ)
     if not settings.load_models:  # multi-model or on-demand mode: calls load the models
@@ -73,20 +74,21 @@ def main() -> int:
             if (repository / name).is_dir():
                 folders[name] = repository / name
     lines = list(check_models(settings, folders))
-    mistaken = {line.partition(": ")[0] for line in lines}
-    failed: dict[str, str] = {}
-    whole = [name for name in folders if name not in mistaken]
+    mistaken = {line.partition(": ")[0] for line in lines}  # lines begin with the model's name
+    sound = [name for name in folders if name not in mistaken]
+    failures: dict[str, str] = {}
     try:
-        failed = dict(failures_in_tritonserver(settings, folders, whole)) if whole else {}
-        lines += [
-            f"{name}: {' '.join(failed.get(name, 'loads and answers').split())}" for name in whole
-        ]
+        if sound:
+            failures = dict(failures_in_tritonserver(settings, folders, sound))
+        for name in sound:
+            result = failures.get(name, "loads and answers")
+            lines.append(f"{name}: {' '.join(result.split())}")
     except FileNotFoundError as err:
         lines.append(f"the models were not loaded: {err}")
-    if not mistaken and not failed:
+    if not mistaken and not failures:
         lines.append(f"nothing is wrong with the settings and the models {', '.join(folders)}")
     sys.stdout.writelines(f"{line}\n" for line in lines)
-    return 1 if mistaken or failed else 0
+    return 1 if mistaken or failures else 0
 
 
 def check_models(settings: Settings, folders: Mapping[str, Path]) -> Iterator[str]:
@@ -126,9 +128,10 @@ def _mistakes_of_client(model: Model) -> Iterator[str]:
     in config.pbtxt, and yield the mistakes."""
     file = ServedModel(model).example_file()
     example = file.name if file else "the client's example"
-    failure = "the client cannot be made"
+    failure = "the client cannot be made"  # what to report if the next step fails
     try:
-        if (client := make_client(model)) is None:
+        client = make_client(model)
+        if client is None:
             return
         failure = f"{example} cannot be read"
         data = ServedModel(model, client).example()
@@ -137,15 +140,15 @@ def _mistakes_of_client(model: Model) -> Iterator[str]:
         failure = f"the client fails on {example}"
         tensors = client.prepare([instance], client.defaults)
     except (Exception, SystemExit) as err:  # a client's code may raise anything
-        line = _line_of_client(err, model.path)
-        yield f"{failure}: {described(err)}{line}"
+        note = _note_of_line(err, model.path)
+        yield f"{failure}: {described(err)}{note}"
         return
     for spec in model.inputs:
         if mistake := _mistake_of_tensor(spec, tensors.get(spec.name)):
             yield f"from {example} the client makes {mistake}"
 
 
-def _line_of_client(err: BaseException, folder: Path) -> str:
+def _note_of_line(err: BaseException, folder: Path) -> str:
     """Return a note with the line of the model's own client.py at which the error occurred, or ""
     if the traceback does not contain that file."""
     frames = traceback.extract_tb(err.__traceback__)
@@ -154,17 +157,19 @@ def _line_of_client(err: BaseException, folder: Path) -> str:
 
 
 def _mistake_of_tensor(spec: TensorSpec, array: Array | None) -> str:
-    """Return what is wrong with the `array` that a client makes for an input, or "" if it fits."""
+    """Return what is wrong with the `array` that a client makes for an input, or "" if nothing
+    is."""
     if array is None:
         return "" if spec.optional else f"no tensor for the input '{spec.name}'"
     row = array.shape[1:]
     sizes = zip(spec.shape, row, strict=False)
-    fits = all(size in (-1, got) for size, got in sizes)
-    if not fits or len(row) != len(spec.shape):
+    has_sizes = all(size in (-1, got) for size, got in sizes)
+    if not has_sizes or len(row) != len(spec.shape):
         return f"'{spec.name}' with shape {list(row)}, but the input has {list(spec.shape)}"
     is_text = spec.datatype == "BYTES" and array.dtype.kind in "OSU"
-    is_same = spec.datatype == "BF16" or array.dtype == numpy_dtype(spec.datatype)
-    if not (is_text or is_same):
+    # any array is converted to BF16, which NumPy does not have
+    is_same_type = spec.datatype == "BF16" or array.dtype == numpy_dtype(spec.datatype)
+    if not (is_text or is_same_type):
         return f"'{spec.name}' as {array.dtype}, but the input is {spec.datatype}"
     return ""
 
@@ -178,13 +183,14 @@ def failures_in_tritonserver(
     models that have not been tested. Raise FileNotFoundError if there is no tritonserver."""
     with tempfile.TemporaryDirectory(prefix="serve-check-", ignore_cleanup_errors=True) as scratch:
         run_dir = Path(scratch)
-        pending = list(names)
+        pending = list(names)  # the models without a result yet; the first is tested next
         store = Store(run_dir / "models", settings, tritonserver.backend_directory())
         for name, folder in folders.items():
             try:
                 store.stage(folder, name)
             except ConfigError as err:
-                pending = [other for other in pending if other != name]
+                if name in pending:
+                    pending.remove(name)
                 yield name, str(err)
         decoder = Decoder(Limits())
         try:
@@ -193,16 +199,19 @@ def failures_in_tritonserver(
                     name = pending[0]
                     try:
                         loading.load(gateway, store, name, folders, settings.start_timeout)
-                        ask_example(gateway, decoder, served_model(gateway, name, folders[name]))
+                        model = served_model(gateway, name, folders[name])
+                        ask_example(gateway, decoder, model)
                     except TritonUnavailable as err:
                         reason = f"tritonserver ended while it tested '{name}': "
                         raise TritonUnavailable(reason + last_line(_log(run_dir))) from err
                     except ServingError as err:
-                        text = PREFACE.sub("", str(err)) + _poll_failure(run_dir, name, str(err))
-                        yield name, with_sources(text, {store.path(name): folders[name]})
+                        reason = PREFACE.sub("", str(err))
+                        reason += _poll_failure(run_dir, name, str(err))
+                        yield name, with_sources(reason, {store.path(name): folders[name]})
                     pending.pop(0)
         except TritonUnavailable as err:
-            yield from ((name, str(err)) for name in pending)
+            for name in pending:
+                yield name, str(err)
 
 
 @contextmanager
@@ -254,8 +263,10 @@ def _command(settings: Settings, run_dir: Path, prefix: str) -> list[str]:
         "exit-timeout-secs": int(EXIT_SECONDS),
     }
     command = [*dying_with_us("KILL"), *tritonserver.command(flags, backends, prefix)]
-    more = settings.additional_arguments
-    return command + [each for each in more if each.startswith("--backend-config")]
+    options = [
+        word for word in settings.additional_arguments if word.startswith("--backend-config")
+    ]
+    return command + options
 
 
 def _environment() -> dict[str, str]:
@@ -289,8 +300,8 @@ def _poll_failure(run_dir: Path, name: str, error: str) -> str:
     if "failed to poll" not in error:
         return ""
     pattern = rf"Poll failed for model directory '{re.escape(name)}': (.*)"
-    found = re.findall(pattern, _log(run_dir))
-    return f": {found[-1]}" if found else ""
+    reasons = re.findall(pattern, _log(run_dir))
+    return f": {reasons[-1]}" if reasons else ""
 
 
 def _log(run_dir: Path) -> str:

@@ -13,7 +13,7 @@ import psutil
 import requests
 
 from serving.host.machine import memory_limit
-from serving.host.processes import used_by
+from serving.host.processes import memory_used_by
 from tests.support.harness import PATIENCE
 
 MODEL = '''
@@ -119,7 +119,7 @@ def usage(pid: int, run_dir: Path) -> Usage:
     processes = [first, *first.children(recursive=True)]
     shared = {path for each in processes for path in _shared(each)}
     return Usage(
-        memory=used_by(pid),
+        memory=memory_used_by(pid),
         processes=len(processes),
         threads=_sum(psutil.Process.num_threads, processes),
         descriptors=_sum(psutil.Process.num_fds, processes),
