@@ -205,7 +205,9 @@ class Registry:
             if version is not None and version not in entry.versions:
                 raise _no_version(entry, version)
             return entry
-        if (entry := models.by_target.get(name)) and (error := models.error(entry)):
+        unready = models.by_target.get(name)
+        error = models.error(unready) if unready else None
+        if error:
             raise error
         if rejection := models.rejection(name):
             raise rejection

@@ -164,10 +164,12 @@ def served_model(gateway: TritonGateway, triton_name: str, folder: Path) -> Serv
     sequencing = sequencing_of([config, *parts.values()])
     labels = {}
     for output in config.output:
+        if not output.label_filename:
+            continue
         # read the labels as Triton does, but ignore a file that is missing or outside the folder
         with suppress(InvalidRequest, OSError):
-            if output.label_filename:
-                labels[output.name] = model.file(output.label_filename).read_bytes().split(b"\n")
+            text = model.file(output.label_filename).read_bytes()
+            labels[output.name] = text.split(b"\n")
     served = ServedModel(
         model,
         sequencing=sequencing,

@@ -88,9 +88,8 @@ class Entry:
         if self.state in (RESTARTING, RELOADING, RELOADED):
             return ModelRestarting(self.name, self.reason)
         if self.state in (REFUSING, REFUSED):
-            return ModelRefused(
-                self.name, self.reason, max(1, round(self.until - time.monotonic()))
-            )
+            seconds = round(self.until - time.monotonic())
+            return ModelRefused(self.name, self.reason, max(1, seconds))
         if self.state == FAILED:
             return ModelFailed(self.name, self.reason)
         if self.state == ADDING:

@@ -123,19 +123,22 @@ class Output:
     def write(self, process: str, *lines: str, level: str = "") -> None:
         """Write the lines. If the reader does not take all of them, because it pauses for more than
         OUTPUT_PATIENCE seconds, count all of them as dropped."""
-        data = "".join(f"{self._format(process, line, level)}\n" for line in lines).encode()
+        formatted = [self._format(process, line, level) for line in lines]
+        data = "".join(f"{line}\n" for line in formatted).encode()
         with self._lock:
             # do not wait again for a reader that is still stalled
             patience = 0.0 if self._dropped else OUTPUT_PATIENCE
             if self._dropped:
                 text = f"{self._dropped} lines were dropped: nobody read the log"
+                notice = self._format("serve", text, "warning")
                 # begin with a line break, because the last line may have been written only in part
-                data = f"\n{self._format('serve', text, 'warning')}\n".encode() + data
+                data = f"\n{notice}\n".encode() + data
             # Write at most PIPE_BUF bytes at a time, because a pipe that select reports as writable
             # accepts PIPE_BUF bytes without blocking (POSIX).
             with contextlib.suppress(OSError):
                 while data and select.select([], [self._descriptor], [], patience)[1]:
-                    data = data[os.write(self._descriptor, data[: select.PIPE_BUF]) :]
+                    written = os.write(self._descriptor, data[: select.PIPE_BUF])
+                    data = data[written:]
             if data:
                 self._dropped += len(lines)
             else:

@@ -68,7 +68,8 @@ def nginx(
     listeners, which the environment variable NGINX lists. The program is searched for on the PATH
     and in `folders`. Raise FileNotFoundError if it is missing, and SettingsError if too few open
     files are allowed."""
-    binary = shutil.which("nginx", path=f"{environ.get('PATH', os.defpath)}:{folders}")
+    path = f"{environ.get('PATH', os.defpath)}:{folders}"
+    binary = shutil.which("nginx", path=path)
     if not binary:
         raise FileNotFoundError(
             "nginx is not installed: install a package of it, such as Debian's nginx-light"

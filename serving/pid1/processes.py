@@ -132,7 +132,8 @@ def gunicorn(settings: Settings, environ: Mapping[str, str]) -> Process:
 def find_agent(environ: Mapping[str, str]) -> str | None:
     """Return the path of the CloudWatch agent's program, or None if it is not installed. Search the
     PATH and the folder into which AWS's package installs it."""
-    return shutil.which(AGENT, path=f"{environ.get('PATH', os.defpath)}:{AGENT_FOLDER}")
+    path = f"{environ.get('PATH', os.defpath)}:{AGENT_FOLDER}"
+    return shutil.which(AGENT, path=path)
 
 
 def cloudwatch_agent(settings: Settings, environ: Mapping[str, str]) -> list[Process]:
@@ -200,13 +201,14 @@ def triton(
     noise: tuple[str, ...] = TRITON_NOISE
     if settings.device == "cpu":
         noise += NO_GPU_NOISE
+    sockets = f"{glob.escape(str(settings.triton_folder))}/*.sock*"
     return Process(
         "tritonserver",
         tuple(command),
         environ,
         ROOT,
         noise=noise,
-        leftovers=(f"/dev/shm/{prefix}*", f"{glob.escape(str(settings.triton_folder))}/*.sock*"),
+        leftovers=(f"/dev/shm/{prefix}*", sockets),
         leftover_folders=tritonserver.ENVIRONMENTS,
         answers_at=(settings.triton_http, "/v2/health/live"),
     )

@@ -150,7 +150,8 @@ class Supervisor:
             reasons = [problem, self._system.last_error(child.process)]
             self._give_up(child, ": ".join(filter(None, reasons)))
         else:
-            pause = min(BACKOFF_MAX, BACKOFF_FIRST * 2 ** max(0, len(times) - 1))
+            doublings = max(0, len(times) - 1)  # `times` is empty if only OOM kills occurred
+            pause = min(BACKOFF_MAX, BACKOFF_FIRST * 2**doublings)
             child.retry_at = now + pause
             self._write_status()
             self._system.say(f"{name} {child.last_exit}; starting it again in {pause:g} s", "error")
@@ -191,7 +192,10 @@ class Supervisor:
         down = [
             child for child in self._children if child.pid is None and not child.process.optional
         ]
-        reason = f"{down[0].process.name} {down[0].last_exit}" if down else self._system.ping()
+        if down:
+            reason = f"{down[0].process.name} {down[0].last_exit}"
+        else:
+            reason = self._system.ping()
         took = self._system.now() - self._starting_since
         if not reason:
             self._stage = "ready"
@@ -236,7 +240,10 @@ class Supervisor:
                 self._await_end(child, self._system.now() + KILL_TIMEOUT)
 
     def _await_end(self, child: _Child, deadline: float) -> None:
-        while child.pid is not None and (left := deadline - self._system.now()) > 0:
+        while child.pid is not None:
+            left = deadline - self._system.now()
+            if left <= 0:
+                return
             self._system.wait(min(left, 1.0))
             for ended, code in self._reap():
                 ended.last_exit = describe_exit(code)

@@ -264,5 +264,6 @@ def is_out_of_memory(message: str) -> bool:
 def without_trace(message: str) -> str:
     """Return Triton's message without the request id at its beginning, the traceback that the
     Python backend appends, and a misleading note."""
-    text = message.split(quirks.TRACEBACK)[0].split(quirks.NOTE)[0]
+    text = message.split(quirks.TRACEBACK)[0]
+    text = text.split(quirks.NOTE)[0]
     return quirks.REQUEST_ID.sub("", text).strip()
