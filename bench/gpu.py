@@ -142,7 +142,8 @@ def write(case: Case, folder: Path, kind: str) -> Path:
 
 
 class Memory:
-    """Measures the memory in use in bytes: the GPU's, or that of the server's processes."""
+    """Measures the memory in use in bytes: the GPU's, or that of tritonserver and the processes of
+    the models."""
 
     def __init__(self, kind: str, server: Server) -> None:
         self.on_gpu = kind == "KIND_GPU"
@@ -152,7 +153,7 @@ class Memory:
         if self.on_gpu:
             free, total = torch.cuda.mem_get_info()
             return int(total - free)
-        return used_by(self.server.process.pid)
+        return used_by(self.server.pid("tritonserver"))
 
 
 @contextmanager
