@@ -70,19 +70,6 @@ class Manager:
                 self.changed.set()
         return has_changed
 
-    def put(self, *entries: Entry) -> None:
-        """Add models to the table. Replace models that have the same names."""
-        self.write(lambda models: models.with_entries(*entries))
-
-    def remove(self, name: str) -> None:
-        """Remove a model from the table."""
-
-        def change(models: Models) -> Models:
-            others = {other: entry for other, entry in models.entries.items() if other != name}
-            return replace(models, entries=others)
-
-        self.write(change)
-
     def update(self, entry: Entry, **fields: Any) -> None:
         """Change fields of an entry, if the table still contains this load of the model."""
         self.write(lambda models: models.updated(entry, **fields))
@@ -217,7 +204,7 @@ class Manager:
         if not self._wait_until(lambda: self._is_unloaded(entry), self.unload_timeout):
             self._end_unload(entry)
         self.unstage(entry)
-        self.remove(entry.name)
+        self.move(entry, Event.REMOVE)
 
     def _end_load(self, entry: Entry) -> None:
         """Make Triton's load of the model fail by killing the model's processes. If the load does
@@ -256,7 +243,7 @@ class Manager:
         for name in self.staged_names(entry):
             with suppress(ServingError):
                 self.gateway.unload(name)
-        self.remove(entry.name)
+        self.move(entry, Event.REMOVE)
 
     def unstage(self, entry: Entry) -> None:
         """Remove the model's staged folders, so that a new tritonserver does not load it."""

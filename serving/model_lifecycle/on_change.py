@@ -23,7 +23,7 @@ from typing import Any
 from serving.errors import ConfigError, ServingError, TritonTimeout, TritonUnavailable
 from serving.model_lifecycle.manager import Manager
 from serving.model_lifecycle.policy import Policy
-from serving.model_status.states import READY, UNLOADING
+from serving.model_status.states import UNLOADING, Event
 from serving.model_status.table import Entry, Rejection
 from serving.repository import run_preparation
 from serving.repository.layout import LayoutError, folders_in, is_model
@@ -73,7 +73,6 @@ class ModelFolder:
             folder=str(self.copy),
             load_id=load_id,
             column=column,
-            state=READY,
             parts=self.parts,
             began=time.monotonic(),
             answered=True,
@@ -234,7 +233,7 @@ class OnChange(Policy):
                     manager.kill_server(f"the load of '{name}' does not end")
                 reason = ENDED if isinstance(err, TritonUnavailable) else err
                 raise Rejected(f"{name}: {reason}") from err
-            manager.put(replace(entry, versions=versions))
+            manager.move(entry, Event.SERVE, versions=versions)
             self._filter_rejections(lambda rejection: name not in rejection.folders)
         log.info("%s: the model in %s is now served", name, model.folder)
 

@@ -33,7 +33,7 @@ from serving.host.machine import memory_limit
 from serving.host.processes import memory_by_model, used_by
 from serving.model_lifecycle.manager import Manager
 from serving.model_lifecycle.policy import Policy
-from serving.model_status.states import ADDING, FAILED, UNLOADING, Event
+from serving.model_status.states import FAILED, UNLOADING, Event
 from serving.model_status.table import Entry
 from serving.repository.checks import memory_of
 from serving.repository.locate_archive import Archive, locate
@@ -113,7 +113,6 @@ class OnPost(Policy):
             folder=str(archive.folder),
             load_id=secrets.token_hex(8),
             column=0,  # `_admit` chooses one
-            state=ADDING,
             parts=tuple(parts),
             answered=True,
             target=target,
@@ -153,7 +152,7 @@ class OnPost(Policy):
             self._check_names(entry)
             column = self.manager.free_column()
             entry = replace(entry, column=column, began=time.monotonic())
-            self.manager.put(entry)
+            self.manager.move(entry, Event.ADD)
             self._promised[entry.name] = needed
         return entry
 

@@ -19,6 +19,7 @@ from serving.errors import (
     rebuilt,
 )
 from serving.model_status.states import (
+    ABSENT,
     ADDING,
     FAILED,
     LOADING,
@@ -178,9 +179,14 @@ class Models:
             return ModelFailed(name, reason)
         return rebuilt(code, [reason])
 
-    def with_entries(self, *entries: Entry) -> "Models":
-        """Return a table in which these models are added or replaced."""
-        return replace(self, entries={**self.entries, **{entry.name: entry for entry in entries}})
+    def _with(self, entry: Entry) -> "Models":
+        """Return a table in which the model is added or replaced."""
+        return replace(self, entries={**self.entries, entry.name: entry})
+
+    def _without(self, name: str) -> "Models":
+        """Return a table from which the model is removed."""
+        others = {other: entry for other, entry in self.entries.items() if other != name}
+        return replace(self, entries=others)
 
     def latest(self, entry: Entry) -> Entry | None:
         """Return the latest version of this entry, or None if the model has since been removed or
@@ -192,15 +198,20 @@ class Models:
         """Return a table in which `fields` of the model are updated. Return the same table if it no
         longer contains this load of the model."""
         latest = self.latest(entry)
-        return self.with_entries(replace(latest, **fields)) if latest else self
+        return self._with(replace(latest, **fields)) if latest else self
 
     def moved(self, entry: Entry, event: Event, **fields: Any) -> "Models":
         """Return a table in which `event` has changed the model's state and `fields` are updated.
-        Return the same table if the event does not apply to the state, or if the table no longer
-        contains this load of the model."""
+        Return the same table if the event does not apply to the state. The state is ABSENT if the
+        table does not contain this load of the model."""
         latest = self.latest(entry)
-        new_state = event.value.get(latest.state) if latest else None
-        return self.updated(entry, state=new_state, **fields) if new_state else self
+        state = latest.state if latest else ABSENT
+        new_state = event.value.get(state)
+        if new_state is None:
+            return self
+        if new_state == ABSENT:
+            return self._without(entry.name)
+        return self._with(replace(latest or entry, state=new_state, **fields))
 
     def all_moved(self, event: Event, **fields: Any) -> "Models":
         """Return a table in which `event` has been applied to all models."""

@@ -75,4 +75,4 @@ def test_name_wrong_late_and_cut_answers() -> None:
 
 def test_cause_every_event_of_a_model_with_a_fault() -> None:
     caused = {event for fault in FAULTS for event in fault.events}
-    assert caused == set(Event)
+    assert caused == set(Event) - {Event.SERVE}  # model_lifecycle/test_reload.py causes this one
