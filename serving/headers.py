@@ -22,7 +22,6 @@ TARGET_MODEL = "X-Amzn-SageMaker-Target-Model"
 SESSION_ID = "X-Amzn-SageMaker-Session-Id"
 CLOSED_SESSION_ID = "X-Amzn-SageMaker-Closed-Session-Id"
 TRUNCATED = "X-Truncated"  # its value is the number of texts that were truncated
-NEW_SESSION = "NEW_SESSION"  # the value of SESSION_ID that starts a session
 
 
 @lru_cache(maxsize=256)

@@ -15,9 +15,10 @@ from datetime import UTC, datetime, timedelta
 from functools import cached_property
 
 from serving.errors import InvalidRequest, SessionNotFound
-from serving.headers import CLOSED_SESSION_ID, NEW_SESSION, SESSION_ID
+from serving.headers import CLOSED_SESSION_ID, SESSION_ID
 from serving.named_value import INT64, quoted, whole_number
 
+NEW_SESSION = "NEW_SESSION"  # the value of SESSION_ID that starts a session
 SEQUENCE_ID = "sequence_id"
 SEQUENCE_START = "sequence_start"
 SEQUENCE_END = "sequence_end"

@@ -60,5 +60,5 @@ def test_answer_every_request_despite_a_fault(
     assert outcome.mistakes == ()
     assert outcome.verdicts[RIGHT] > 0
     assert outcome.verdicts[CUT] <= 2 * callers.callers, (
-        "one that each had in work, and one that each had begun"
+        "each caller had one in flight, and had begun another"
     )

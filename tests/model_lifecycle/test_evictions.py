@@ -225,7 +225,7 @@ def test_look_up_a_missing_name_once_and_leave_the_table_as_it_is(world: World) 
     assert world.table() == before
 
 
-def test_bound_the_look_ups_of_a_second(world: World) -> None:
+def test_limit_how_many_names_are_looked_up_per_second(world: World) -> None:
     look_ups = LookUps(world.policy._source, most=2, seconds=1000.0)
     for name in ("absent", "missing"):
         with pytest.raises(ModelNotFound):

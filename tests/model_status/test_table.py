@@ -56,7 +56,7 @@ def test_read_a_consistent_table_while_the_manager_writes(tmp_path: Path) -> Non
     assert reader.look() is reader.look(), "it is parsed once"
 
 
-def test_read_names_that_are_no_utf_8_and_times_without_end(tmp_path: Path) -> None:
+def test_read_names_that_are_not_utf_8_and_infinite_times(tmp_path: Path) -> None:
     table = Table(tmp_path / "table")
     name = os.fsdecode(b"\xff")
     entry = replace(PART, name=name, folder=f"/m/{name}")
