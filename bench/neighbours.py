@@ -70,7 +70,7 @@ def beside(name: str, server: Server, seconds: float) -> float:
     finally:
         end.set()
         attacker.join()
-        wait_until(lambda: server.in_work() == 0, "the server has nothing more to do")
+        wait_until(lambda: server.in_flight() == 0, "the server has nothing more to do")
 
 
 def main() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from serving.host.machine import gpu_count
 from serving.pid1.processes import backend_options, triton
-from serving.pid1.resources import listening
+from serving.pid1.resources import listening_sockets
 from serving.settings.explain import config_text, warnings_of_unknown_variables
 from serving.settings.setting import SettingsError
 from serving.settings.table import TABLE, Settings
@@ -168,7 +168,7 @@ def test_start_nothing_with_print_config() -> None:
 
 def test_give_each_connection_to_one_worker_of_nginx() -> None:
     with (
-        listening(Settings(host="127.0.0.1", port=free_port())) as (listener,),
+        listening_sockets(Settings(host="127.0.0.1", port=free_port())) as (listener,),
         pytest.raises(BlockingIOError),
     ):
         listener.accept()

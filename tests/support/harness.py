@@ -270,7 +270,7 @@ class Server(Asked):
         finally:
             self.process.send_signal(signal.SIGCONT)
 
-    def in_work(self) -> int:
+    def in_flight(self) -> int:
         (count,) = re.findall(r"^serve_in_flight (\S+)$", self.scrape().text, re.MULTILINE)
         return int(float(count))
 
