@@ -355,7 +355,7 @@ def _check(settings: Settings, models: Iterable[ModelFolder]) -> None:
     )
     try:
         survey = run_preparation.survey(settings)
-        reasons = survey.unreadable or run_preparation.mistakes(settings, names)
+        reasons = survey.unreadable or run_preparation.mistakes(settings)
     except LayoutError as err:
         # an entry with several lines is not a mistake, but shows an example of a repository
         reasons = [line for line in err.mistakes if "\n" not in line]

@@ -12,6 +12,7 @@ This is a separate process, `python -m serving.preparation.check`, because proce
 standard library. It reads the settings from the environment.
 """
 
+import json
 import os
 import re
 import secrets
@@ -22,7 +23,8 @@ import tempfile
 import time
 import traceback
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, redirect_stdout, suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from clients.base import Model, TensorSpec
@@ -56,10 +58,21 @@ QUIET = (
 )
 
 
-def main() -> int:
-    """Check the models that are loaded at startup. Print one line for each mistake, and one for
-    each model that was loaded. Return 1 if a model has a mistake, else 0, even if no model could be
-    loaded because there is no tritonserver."""
+@dataclass(frozen=True)
+class Report:
+    """What a check found. `mistakes` are pairs of a model and what is wrong with it. The other
+    models, `sound`, loaded and answered, unless `not_loaded` says why none was loaded."""
+
+    mistakes: list[tuple[str, str]]
+    sound: list[str]
+    not_loaded: str = ""
+
+
+def main(words: list[str]) -> int:
+    """Check the models that are loaded at startup, and print the Report: as JSON with the word
+    `json`, otherwise as one line for each mistake and each model that was loaded. Return 1 if a
+    model has a mistake, else 0, even if no model could be loaded because there is no
+    tritonserver."""
     # end by an exception, so that the temporary tritonserver is stopped
     signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(128 + signal.SIGTERM))
     settings = Settings.from_env(os.environ)
@@ -73,34 +86,54 @@ def main() -> int:
         for repository in settings.model_repositories:
             if (repository / name).is_dir():
                 folders[name] = repository / name
-    lines = list(check_models(settings, folders))
-    mistaken = {line.partition(": ")[0] for line in lines}  # lines begin with the model's name
-    sound = [name for name in folders if name not in mistaken]
+    with redirect_stdout(sys.stderr):  # a model's own client.py may print
+        report = check(settings, folders)
+    if "json" in words:
+        json.dump(asdict(report), sys.stdout)
+    else:
+        sys.stdout.writelines(f"{line}\n" for line in _lines(report))
+    return 1 if report.mistakes else 0
+
+
+def check(settings: Settings, folders: Mapping[str, Path]) -> Report:
+    """Check the models in `folders`, and load those without a mistake."""
+    mistakes = list(check_models(settings, folders))
+    mistaken = {name for name, _ in mistakes}
+    whole = [name for name in folders if name not in mistaken]
     failures: dict[str, str] = {}
     try:
-        if sound:
-            failures = dict(failures_in_tritonserver(settings, folders, sound))
-        for name in sound:
-            result = failures.get(name, "loads and answers")
-            lines.append(f"{name}: {' '.join(result.split())}")
+        if whole:
+            failures = dict(failures_in_tritonserver(settings, folders, whole))
     except FileNotFoundError as err:
-        lines.append(f"the models were not loaded: {err}")
-    if not mistaken and not failures:
-        lines.append(f"nothing is wrong with the settings and the models {', '.join(folders)}")
-    sys.stdout.writelines(f"{line}\n" for line in lines)
-    return 1 if mistaken or failures else 0
+        return Report(mistakes, whole, f"the models were not loaded: {err}")
+    mistakes += [(name, " ".join(reason.split())) for name, reason in failures.items()]
+    return Report(mistakes, [name for name in whole if name not in failures])
 
 
-def check_models(settings: Settings, folders: Mapping[str, Path]) -> Iterator[str]:
-    """Yield one line for each mistake that is found without tritonserver, with the model, the file
-    and what is wrong."""
+def _lines(report: Report) -> Iterator[str]:
+    """Yield the report's lines for people."""
+    for name, mistake in report.mistakes:
+        yield f"{name}: {mistake}"
+    if report.not_loaded:
+        yield report.not_loaded
+    else:
+        for name in report.sound:
+            yield f"{name}: loads and answers"
+    if not report.mistakes:
+        yield f"nothing is wrong with the settings and the models {', '.join(report.sound)}"
+
+
+def check_models(settings: Settings, folders: Mapping[str, Path]) -> Iterator[tuple[str, str]]:
+    """Yield (model, mistake) for each mistake that is found without tritonserver. The mistake names
+    the file and says what is wrong."""
     for name, folder in folders.items():
-        lines = []
+        texts = []
         for file in (folder / CONFIG, *sorted(folder.glob("configs/*.pbtxt"))):
             for source, mistake in _mistakes(name, folder, file, settings):
-                lines.append(f"{name}: {source.relative_to(folder)}: {' '.join(mistake.split())}")
+                texts.append(f"{source.relative_to(folder)}: {' '.join(mistake.split())}")
         # several configurations may find the same mistake in client.py
-        yield from dict.fromkeys(lines)
+        for text in dict.fromkeys(texts):
+            yield name, text
 
 
 def _mistakes(
@@ -309,4 +342,4 @@ def _log(run_dir: Path) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -29,17 +29,13 @@ def survey(settings: Settings, *words: str) -> Survey:
     return result
 
 
-def mistakes(settings: Settings, names: Sequence[str]) -> list[str]:
-    """Return one line for each mistake that `serve --check` finds in the models `names`, or one
-    that says why the check failed. Raise LayoutError if it takes too long."""
-    code, stdout, stderr = _run("check", settings)
-    if not code:
-        return []
-    sound = tuple(f"{name}: loads and answers" for name in names)
-    lines = [line for line in stdout.splitlines() if not line.startswith(sound)]
-    if code == 1 and lines:
-        return lines
-    return [f"its check ended: {last_line(stderr)}"]
+def mistakes(settings: Settings) -> list[str]:
+    """Return one line for each mistake that `serve --check` finds in the models that the settings
+    name, or one that says why the check failed. Raise LayoutError if it takes too long."""
+    _, stdout, stderr = _run("check", settings, ["json"])
+    if not stdout:
+        return [f"its check ended: {last_line(stderr)}"]
+    return [f"{name}: {mistake}" for name, mistake in json.loads(stdout)["mistakes"]]
 
 
 def print_check(settings: Settings) -> int:
