@@ -240,6 +240,7 @@ class Supervisor:
                 self._await_end(child, self._system.now() + KILL_TIMEOUT)
 
     def _await_end(self, child: _Child, deadline: float) -> None:
+        """Wait until the process has ended, but not after `deadline`. Record all that end."""
         while child.pid is not None:
             left = deadline - self._system.now()
             if left <= 0:
