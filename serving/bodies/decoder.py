@@ -13,7 +13,7 @@ from time import thread_time
 from typing import Any
 
 from clients.base import ModelClient
-from serving.budget import Deadline, count_time
+from serving.budget import Deadline, charge_time
 from serving.codecs import Codec, Limits
 from serving.codecs.image import most_memory
 from serving.errors import DecodingError
@@ -125,7 +125,7 @@ class Decoder:
                 # this reference cycle.
                 futures.clear()
             instances = [instance for instance, _ in decoded]
-            count_time(sum(seconds for _, seconds in decoded))
+            charge_time(sum(seconds for _, seconds in decoded))
         else:
             instances = [load() for load in loads]
         if opened.mistake:

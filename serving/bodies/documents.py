@@ -48,7 +48,7 @@ from serving.job import Job, Reply, Step
 from serving.model_status.served_model import ServedModel
 from serving.named_value import unknown, whole_number
 from serving.request import RESERVED, Request, Target
-from serving.request_memory import json_numbers
+from serving.request_memory import simdjson_memory
 from serving.sessions import SEQUENCE_END
 from serving.triton.tensors import InferReply, Tensor
 
@@ -334,7 +334,7 @@ def _large_tensors(data: bytes) -> schemas.Tensors | None:
     the caller then parses with msgspec. If it is invalid, msgspec's error says why."""
     if len(data) < LARGE or b'"datatype"' not in data:
         return None
-    reserved = admit_json(data, json_numbers)
+    reserved = admit_json(data, simdjson_memory)
     with turn(len(data)):
         tensors = _parsed(data)
     if tensors is None:

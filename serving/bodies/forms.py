@@ -22,7 +22,7 @@ from serving.headers import JSON_TYPE
 from serving.job import Job
 from serving.model_status.served_model import ServedModel
 from serving.request import RESERVED, UNNAMED, Request, Target
-from serving.request_memory import FILES, form, reserve
+from serving.request_memory import FILES, form_memory, reserve
 
 TEXT = "text/plain"
 URL_ENCODED = "application/x-www-form-urlencoded"  # what curl sends by default, whatever the body
@@ -115,7 +115,7 @@ def _parse_fields(data: bytes) -> dict[str, str]:
     """Parse a URL-encoded form. Return {} if it has more than MOST_FIELDS fields."""
     if data.count(b"&") >= MOST_FIELDS:
         return {}
-    with reserve(form(data), "the form"):
+    with reserve(form_memory(data), "the form"):
         return dict(parse_qsl(data.decode(errors="replace"), keep_blank_values=True))
 
 

@@ -468,7 +468,7 @@ def listed(about: Mapping[str, Any], key: str, items: bytes) -> bytes:
 def as_items(predictions: Sequence[Any]) -> bytes:
     """Return the JSON of a list of predictions, without its brackets. Each call of orjson writes
     only one prediction, because orjson holds the GIL while it writes."""
-    return b",".join(map(_as_json, in_time(predictions, each=1)))
+    return b",".join(map(_as_json, in_time(predictions, every=1)))
 
 
 def _as_json(prediction: Any) -> bytes:

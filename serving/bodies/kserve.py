@@ -38,7 +38,7 @@ from serving.job import Job, Reply, Step
 from serving.model_status.served_model import ServedModel
 from serving.named_value import nearest, unknown
 from serving.request import Request, Target
-from serving.request_memory import SORTED, reserve, tensor_strings
+from serving.request_memory import SORTED, reserve, strings_memory
 from serving.sessions import SEQUENCE_END
 from serving.triton.tensors import DATATYPES, SIZES, Array, InferReply, Tensor, to_raw
 
@@ -385,7 +385,7 @@ def classified(
     count = min(count, width)
     check_count(rows * count, MOST_STRINGS, f"classes of output '{tensor.name}'", "ask for fewer")
     sorting = SORTED * rows * width
-    reserve(sorting + tensor_strings(rows * count, 0), f"sorting output '{tensor.name}'")
+    reserve(sorting + strings_memory(rows * count, 0), f"sorting output '{tensor.name}'")
     scores = tensor.array().reshape(rows, width)
     order = _best(scores, count)
     best = np.take_along_axis(scores, order, axis=1)

@@ -17,7 +17,7 @@ from serving.budget import MOST_DIMENSIONS, MOST_STRINGS, check_count
 from serving.errors import DecodingError, InvalidRequest
 from serving.job import Job
 from serving.named_value import INT64
-from serving.request_memory import INPUT, reserve, tensor_strings
+from serving.request_memory import INPUT, reserve, strings_memory
 from serving.triton.tensors import Array, Tensor, numpy_dtype
 
 NPY_MAGIC = b"\x93NUMPY"
@@ -91,7 +91,7 @@ def _fitted(array: Array, spec: TensorSpec, max_batch_size: int) -> Array:
     dtype = numpy_dtype(spec.datatype)
     if spec.datatype == "BYTES" and array.dtype.kind in "SU":
         check_count(array.size, MOST_STRINGS, "strings")
-        reserve(tensor_strings(array.size, array.nbytes), "the strings of the npy file")
+        reserve(strings_memory(array.size, array.nbytes), "the strings of the npy file")
         array = _encoded(array) if array.dtype.kind == "U" else array
     elif spec.datatype == "BYTES" or not np.can_cast(array.dtype, dtype, casting="same_kind"):
         raise InvalidRequest(

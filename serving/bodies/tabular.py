@@ -16,7 +16,7 @@ from serving.errors import NotAcceptable
 from serving.headers import CSV, NPY_TYPE
 from serving.job import Reply
 from serving.model_status.served_model import ServedModel
-from serving.request_memory import WRITTEN, reserve, tensor_strings
+from serving.request_memory import WRITTEN, reserve, strings_memory
 from serving.triton.tensors import Array, InferReply, Tensor
 
 # kinds of dtypes that an npy file can contain without pickle: booleans, numbers and strings
@@ -72,7 +72,7 @@ def tensor_reply(served: ServedModel, result: InferReply, kind: str, budget: Bud
     (output,) = outputs
     strings = 0
     if output.datatype == "BYTES":
-        strings = tensor_strings(math.prod(output.shape), len(output.data))
+        strings = strings_memory(math.prod(output.shape), len(output.data))
     with reserve(strings, f"the strings of output '{output.name}'"):
         return Reply(write_npy(output.array(), budget), NPY_TYPE, result.version)
 

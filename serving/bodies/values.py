@@ -27,7 +27,7 @@ from serving.codecs import describe
 from serving.errors import InvalidRequest
 from serving.job import Job
 from serving.named_value import INT64, quoted
-from serving.request_memory import ESCAPED, WRITTEN, Reservation, reserve, tensor_strings
+from serving.request_memory import ESCAPED, WRITTEN, Reservation, reserve, strings_memory
 from serving.sessions import SEQUENCE_PARAMETERS
 from serving.triton.tensors import Array, Parameters, Tensor, numpy_dtype
 
@@ -53,7 +53,7 @@ def flat_array(datatype: str, data: Any) -> Array:
         raise InvalidRequest(f"its data do not fit {datatype} ({describe(value)})")
     if datatype == "BYTES":
         check_count(len(values), MOST_STRINGS, "strings")
-        reserve(tensor_strings(len(values), sum(map(len, values))), "the strings of a tensor")
+        reserve(strings_memory(len(values), sum(map(len, values))), "the strings of a tensor")
         return np.array([value.encode() for value in values], dtype=np.object_)
     numbers = _numbers(values, dtype)
     if numbers is None:
@@ -187,7 +187,7 @@ def _json_memory(tensor: Tensor) -> int:
     """Return how many bytes of memory writing a tensor as JSON takes."""
     if tensor.datatype == "BYTES":
         length = len(tensor.data)
-        return tensor_strings(math.prod(tensor.shape), length) + ESCAPED * length
+        return strings_memory(math.prod(tensor.shape), length) + ESCAPED * length
     return WRITTEN * _json_length(tensor)
 
 
@@ -258,7 +258,7 @@ def request_parameters(job: Job, parameters: Mapping[str, Any]) -> Parameters:
             _check_parameter(name, value)
             checked[name] = value
         elif sequencing:
-            checked[name] = sequencing.read(name, value)
+            checked[name] = sequencing.parse_parameter(name, value)
     if job.session:
         checked |= job.session.parameters()
     return checked
