@@ -65,7 +65,7 @@ def live() -> Response:
 
 def ready() -> Response:
     """Return {"ready": true} if /ping in mode `ready` returns 200, else 503 with the reason."""
-    services().monitoring.check()
+    services().monitoring.check_ready()
     return json_reply({"ready": True})
 
 
@@ -87,6 +87,7 @@ def index() -> Response:
     for name, versions in sorted(services().registry.index().items()):
         for version in versions:
             if version.state == "READY" or not only_ready:
+                # Triton may know the model by another name
                 fields = {**asdict(version), "name": name}
                 listed.append({key: value for key, value in fields.items() if value})
     return json_reply(listed)
@@ -94,11 +95,12 @@ def index() -> Response:
 
 def read_tensors(source: Incoming) -> TensorBody:
     """Parse the body of a request to …/infer. Raise a ServingError or an HTTPException."""
-    data = source.whole()
-    if (length := source.headers.get(HEADER_LENGTH)) is not None:
+    data = source.whole_body()
+    length = source.headers.get(HEADER_LENGTH)
+    if length is not None:
         return read_binary(length, HEADER_LENGTH, data, is_kserve=True)
     return TensorBody(documents.read_tensors(data), len(data), is_kserve=True)
 
 
 def _read_flat(source: Incoming, stream: str = "") -> FlatBody:
-    return FlatBody(read(JsonObject, source.whole()), generates=True, stream=stream)
+    return FlatBody(read(JsonObject, source.whole_body()), generates=True, stream=stream)
