@@ -197,8 +197,8 @@ def test_copy_numbers_of_a_long_text_while_no_other_request_parses(
         turns.append(is_turn_taken())
         return parsed(data)
 
-    parsed = documents._parsed
-    monkeypatch.setattr(documents, "_parsed", parse)
+    parsed = documents._parse_with_simdjson
+    monkeypatch.setattr(documents, "_parse_with_simdjson", parse)
     for count in (documents.LARGE, LONG_JSON):
         Sent(JSON_TYPE, numbers("FP32", many(b"1", count), b"1,%d" % count), NUMBERS).ask()
     assert turns == [False, True]

@@ -143,7 +143,7 @@ class TensorJob(Job):
         binary = self._binary_outputs(result)
         request = self.request
         kind = preferred(request.accept, CSV, NPY_TYPE)
-        if not (binary or kind == JSON_TYPE):
+        if kind != JSON_TYPE and not binary:
             return tensor_reply(self.served, result, kind, request.budget)
         header = write_reply(self.served, result, request.budget, self.document.id, binary)
         if not binary:
@@ -220,9 +220,9 @@ def read_inputs(document: schemas.Tensors, binary: bytes | memoryview, length: i
                 raise InvalidRequest(f"binary_data_size is {size}, {len(binary)} bytes are left")
             shape = check_shape(entry.shape, length)
             if size is None:
-                inputs.append(_with_data(entry, shape))
+                inputs.append(_tensor_of_json(entry, shape))
             else:
-                inputs.append(_with_binary(entry, shape, binary[:size]))
+                inputs.append(_tensor_of_bytes(entry, shape, binary[:size]))
                 binary = binary[size:]
         except InvalidRequest as err:
             raise InvalidRequest(f"input '{entry.name}': {err}") from err
@@ -233,7 +233,7 @@ def read_inputs(document: schemas.Tensors, binary: bytes | memoryview, length: i
     return inputs
 
 
-def _with_data(entry: schemas.Input, shape: tuple[int, ...]) -> Tensor:
+def _tensor_of_json(entry: schemas.Input, shape: tuple[int, ...]) -> Tensor:
     """Return the tensor of an input whose values are in the JSON. Raise a ServingError if they are
     missing, do not fit the datatype or the shape, or take too much memory."""
     if entry.data is UNSET:
@@ -246,7 +246,9 @@ def _with_data(entry: schemas.Input, shape: tuple[int, ...]) -> Tensor:
     return Tensor(entry.name, entry.datatype, shape, to_raw(flat, entry.datatype))
 
 
-def _with_binary(entry: schemas.Input, shape: tuple[int, ...], data: bytes | memoryview) -> Tensor:
+def _tensor_of_bytes(
+    entry: schemas.Input, shape: tuple[int, ...], data: bytes | memoryview
+) -> Tensor:
     """Return the tensor of an input whose values are `data`, which are bytes after the JSON. Raise
     InvalidRequest if they do not fill the shape or the JSON also has values, and PayloadTooLarge if
     there are too many strings."""
@@ -367,9 +369,11 @@ def check_misspelt(keys: Collection[str]) -> None:
             raise InvalidRequest(
                 f"the body has '{key}' and 'inputs' with tensors: send one of them"
             )
-    others = islice((key[:LONGEST_KEY] for key in keys if key not in fields), MOST_OTHERS)
-    if misspelt := next((key for key in others if nearest(key, fields)), ""):
-        raise InvalidRequest(f"the body with 'inputs': {unknown('key', misspelt, fields)}")
+    unknown_keys = (key for key in keys if key not in fields)
+    for key in islice(unknown_keys, MOST_OTHERS):
+        start = key[:LONGEST_KEY]
+        if nearest(start, fields):
+            raise InvalidRequest(f"the body with 'inputs': {unknown('key', start, fields)}")
 
 
 def classified(
@@ -393,7 +397,7 @@ def classified(
     length = 0
     for score, index in zip(best.ravel().tolist(), order.ravel().tolist(), strict=True):
         label = labels[index] if index < len(labels) else b""
-        classes.append(_class(score, index, label))
+        classes.append(_class_text(score, index, label))
         length += len(classes[-1])
         budget.check_output(length)
     array = np.array(classes, np.object_)
@@ -412,7 +416,7 @@ def _best(scores: Array, count: int) -> Array:
     return last - best
 
 
-def _class(score: float, index: int, label: bytes) -> bytes:
+def _class_text(score: float, index: int, label: bytes) -> bytes:
     """Return a class as Triton writes it: SCORE:INDEX or SCORE:INDEX:LABEL."""
     form = "%f:%d" if isinstance(score, float) else "%d:%d"
     text = (form % (score, index)).encode()

@@ -52,10 +52,10 @@ def read_npy(data: bytes) -> Array:
     # NumPy parses the header as a Python literal, which may raise ValueError, TokenError,
     # RecursionError and others
     except Exception as err:
-        zipped = "this is an npz or another zip file; " if data.startswith(ZIP) else ""
+        zip_hint = "this is an npz or another zip file; " if data.startswith(ZIP) else ""
         raise DecodingError(
             f"not an npy file that can be read without pickle ({err}): "
-            f"{zipped}numpy.save(file, array) writes one",
+            f"{zip_hint}numpy.save(file, array) writes one",
             field="body",
         ) from err
     left = len(data) - file.tell()
@@ -100,7 +100,8 @@ def _fitted(array: Array, spec: TensorSpec, max_batch_size: int) -> Array:
     reserve(INPUT * array.size * dtype.itemsize, "the array of the npy file")
     if max_batch_size and array.ndim == len(spec.shape):
         array = array[np.newaxis]
-    if (numbers := fitted(array, dtype)) is None:
+    numbers = fitted(array, dtype)
+    if numbers is None:
         raise InvalidRequest(f"input '{spec.name}': {out_of_range(spec.datatype, dtype)}")
     return numbers
 
