@@ -231,7 +231,10 @@ def allow_time(deadline: Deadline, seconds: float = math.inf, sent: int = 0) -> 
     """Set the time limits of this thread's request: its deadline, and its processor time, which is
     a fixed part of `seconds` plus an amount for each of the `sent` bytes."""
     share = seconds / PROCESSOR_PART + sent / PROCESSOR_BYTES
-    _ALLOWANCE.set(Allowance(deadline, thread_time() + share, monotonic() + share, get_ident()))
+    allowance = Allowance(
+        deadline, processor=thread_time() + share, earliest=monotonic() + share, thread=get_ident()
+    )
+    _ALLOWANCE.set(allowance)
 
 
 def allow_any_time() -> None:

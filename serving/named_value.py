@@ -149,7 +149,8 @@ def _parse_bool(value: Any) -> bool:
 
 
 def _parse_int(value: Any) -> int:
-    if isinstance(value, bool) or (isinstance(value, float) and not value.is_integer()):
+    has_fraction = isinstance(value, float) and not value.is_integer()
+    if isinstance(value, bool) or has_fraction:
         raise ValueError(value)
     number = int(value)
     if number not in INT64:  # the libraries that receive the number accept only 64 bits

@@ -105,9 +105,11 @@ def simdjson_memory(parts: Parts) -> int:
 
 def form_memory(data: bytes) -> int:
     """Return how many bytes of memory parsing a URL-encoded form takes."""
+    fields = FIELDS * text_memory(data)
     escapes = data.count(b"%")
-    escaped = FORM * len(data) + ESCAPE * escapes if escapes else 0
-    return escaped + FIELDS * text_memory(data)
+    if not escapes:
+        return fields
+    return fields + FORM * len(data) + ESCAPE * escapes
 
 
 def text_memory(data: bytes) -> int:

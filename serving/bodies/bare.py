@@ -36,7 +36,8 @@ class BareBody:
             return tensors_of(served, self.value, self.length).bind(served, request)
         codec = served.require_client().codec
         values = [self.value] if isinstance(self.value, str) else self.value
-        if codec is ROW and values and not isinstance(values[0], list | dict):
+        begins_with_cell = bool(values) and not isinstance(values[0], list | dict)
+        if codec is ROW and begins_with_cell:
             values = [values]  # the list contains the cells of a single row
         return Instances(items_of(values, "body", codec.part)).bind(served, request)
 

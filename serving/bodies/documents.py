@@ -92,7 +92,7 @@ class FlatBody:
     def bind(self, served: ServedModel, request: Request) -> Job:
         if self.stream:
             request = replace(request, stream=self.stream)
-        if instances := self.instances(served):
+        if instances := self.instances_for(served):
             return instances.bind(served, request)
         names = {spec.name for spec in served.model.inputs}
         has_bare_tensors = "inputs" in self.document and "inputs" not in names
@@ -102,7 +102,7 @@ class FlatBody:
             return tensors.bind(served, request)
         return FlatJob(served, request, self)
 
-    def instances(self, served: ServedModel) -> Instances | None:
+    def instances_for(self, served: ServedModel) -> Instances | None:
         """Return the object as Instances for the model's client. It may be an instance itself, as
         any object is for a model of tables. Or it may have the format of Hugging Face's toolkit,
         {"inputs": …, "parameters": {…}}.

@@ -268,8 +268,8 @@ def _tensor_of_bytes(
 def widened(tensor: Tensor, specs: Sequence[TensorSpec]) -> Tensor:
     """Convert an FP32 tensor to FP64 if the model's input of that name is FP64. Callers may still
     send FP32, because earlier versions of table models had such inputs."""
-    is_wider = any(spec.name == tensor.name and spec.datatype == "FP64" for spec in specs)
-    if tensor.datatype != "FP32" or not is_wider:
+    datatypes = {spec.name: spec.datatype for spec in specs}
+    if tensor.datatype != "FP32" or datatypes.get(tensor.name) != "FP64":
         return tensor
     return Tensor.of(tensor.name, tensor.array().astype(np.float64), "FP64")
 
@@ -351,10 +351,12 @@ def filled(shape: Sequence[int], count: int) -> tuple[int, ...] | None:
     """Return the shape with its -1, if it has one, replaced so that a tensor of this shape has
     `count` elements. Return None if that is impossible."""
     fixed = math.prod(size for size in shape if size != -1)
-    if not fixed or count % fixed or shape.count(-1) > 1:
+    is_divisible = fixed > 0 and count % fixed == 0
+    if not is_divisible or shape.count(-1) > 1:
         return None
     missing = count // fixed
     full = tuple(missing if size == -1 else size for size in shape)
+    # without -1 in the shape, the sizes may still make fewer elements
     return full if math.prod(full) == count else None
 
 

@@ -129,7 +129,7 @@ class JsonLines:
             body = read_shape(value, length, self.generates)
             if not isinstance(body, FlatBody):
                 return body
-            if instances := body.instances(served):
+            if instances := body.instances_for(served):
                 return instances
             is_whole_body = not WHOLE_BODY_KEYS.isdisjoint(value)
             if is_whole_body or (self.generates and not served.client):
@@ -140,10 +140,12 @@ class JsonLines:
 def _check_target(named: Target, served: ServedModel, target: Target) -> None:
     """Raise InvalidRequest if a line names another model or version than its request. If the path
     names the model, ignore the model that the line names."""
+    names_other_model = named.name not in (None, served.name, target.name)
+    names_other_version = named.version not in (None, target.version)
     other = None
-    if target.source != PATH and named.name not in (None, served.name, target.name):
+    if names_other_model and target.source != PATH:
         other = named.name
-    elif named.version not in (None, target.version):
+    elif names_other_version:
         other = named.version
     if other is not None:
         raise InvalidRequest(

@@ -235,8 +235,8 @@ def _explained(error: msgspec.ValidationError, shape: Any, subject: str) -> str:
     unknown_field = UNKNOWN_FIELD.fullmatch(message)
     if unknown_field:
         part = location.partition("[")[0]
-        kind = get_type_hints(shape).get(part, shape)
-        struct = next(iter(get_args(kind)), kind)  # if the part is a list, the type of its items
+        part_type = get_type_hints(shape).get(part, shape)
+        struct = next(iter(get_args(part_type)), part_type)  # of a list, the type of its items
         problem = unknown("key", unknown_field[1], struct.__struct_fields__)
         if issubclass(shape, ForClient):
             problem += " (put a model's parameters into 'parameters')"

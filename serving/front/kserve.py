@@ -11,8 +11,7 @@ from functools import partial
 
 from flask import Blueprint, Response
 
-from serving.bodies import documents
-from serving.bodies.documents import FlatBody, read_binary
+from serving.bodies.documents import FlatBody, read_binary, read_tensors
 from serving.bodies.kserve import HEADER_LENGTH, TensorBody
 from serving.bodies.reading import Body
 from serving.bodies.schemas import JsonObject, RepositoryIndex, read
@@ -36,7 +35,7 @@ def kserve_routes(infer: Callable[[Callable[[Incoming], Body], Target], Response
         Binary data needs the header Inference-Header-Content-Length, the length of the JSON in
         bytes.
         """
-        return infer(read_tensors, Target(PATH, name, version))
+        return infer(_read_tensor_body, Target(PATH, name, version))
 
     def generate(name: str, version: str | None = None) -> Response:
         """Answer a flat JSON object with exactly one response."""
@@ -93,13 +92,13 @@ def index() -> Response:
     return json_reply(listed)
 
 
-def read_tensors(source: Incoming) -> TensorBody:
+def _read_tensor_body(source: Incoming) -> TensorBody:
     """Parse the body of a request to …/infer. Raise a ServingError or an HTTPException."""
     data = source.whole_body()
     length = source.headers.get(HEADER_LENGTH)
     if length is not None:
         return read_binary(length, HEADER_LENGTH, data, is_kserve=True)
-    return TensorBody(documents.read_tensors(data), len(data), is_kserve=True)
+    return TensorBody(read_tensors(data), len(data), is_kserve=True)
 
 
 def _read_flat(source: Incoming, stream: str = "") -> FlatBody:
