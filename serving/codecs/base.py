@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from serving.budget import MOST_CELLS, check_count, read_json
 from serving.errors import DecodingError
 from serving.headers import LIBSVM
-from serving.request_memory import BASE64, CELLS, reserve, text
+from serving.request_memory import BASE64, CELLS, reserve, text_memory
 
 FORM = "multipart/form-data"
 # converts the URL-safe alphabet to the standard one, and removes white space
@@ -117,7 +117,7 @@ class TextCodec(Codec):
     schema: ClassVar[Mapping[str, Any]] = {"anyOf": [{"type": "string"}, {"type": "object"}]}
 
     def open(self, data: bytes, limits: Limits) -> str:
-        reserve(text(data), "the text")
+        reserve(text_memory(data), "the text")
         try:
             return data.decode("utf-8")
         except UnicodeDecodeError as err:

@@ -29,7 +29,7 @@ from pathlib import Path
 
 from clients.base import Model, TensorSpec
 from serving.bodies.decoder import Decoder
-from serving.bodies.examples import ask_example
+from serving.bodies.examples import check_loaded_model
 from serving.clients import make_client
 from serving.codecs import Limits
 from serving.errors import ConfigError, ServingError, TritonUnavailable, described
@@ -232,8 +232,8 @@ def failures_in_tritonserver(
                     name = pending[0]
                     try:
                         loading.load(gateway, store, name, folders, settings.start_timeout)
-                        model = served_model(gateway, name, folders[name])
-                        ask_example(gateway, decoder, model)
+                        served = served_model(gateway, name, folders[name])
+                        check_loaded_model(gateway, decoder, served)
                     except TritonUnavailable as err:
                         reason = f"tritonserver ended while it tested '{name}': "
                         raise TritonUnavailable(reason + last_line(_log(run_dir))) from err

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from serving.named_value import WORDS, NamedValue
+from serving.named_value import BOOLEANS, NamedValue
 
 BUCKET = re.compile(r"(s3|gs|az)://[\w.-]+(/[^?#:]*)?")
 LOG_LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
@@ -104,7 +104,7 @@ def parse_port_range(text: str) -> tuple[int, ...]:
 def parse_switch(text: str) -> str:
     """Return the word in lower case. Replace words for a boolean, such as yes or 0, by true or
     false."""
-    word = WORDS.get(text.lower(), text)  # a boolean or the text itself
+    word = BOOLEANS.get(text.lower(), text)  # a boolean or the text itself
     return str(word).lower()
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from serving.host.machine import Machine, memory_limit, this_machine
-from serving.named_value import WORDS, Names
+from serving.named_value import BOOLEANS, Names
 from serving.settings.setting import (
     LOG_LEVELS,
     Setting,
@@ -420,7 +420,7 @@ class Settings:
         minimum=0,
         maximum=9,
         form="true, false or a level",
-        parser=lambda text: int(WORDS.get(text.lower(), str(text))),
+        parser=lambda text: int(BOOLEANS.get(text.lower(), str(text))),
         help="how much Triton logs about each request",
     )
     log_info: str = _switch(
