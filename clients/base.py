@@ -139,7 +139,7 @@ class ModelClient(ABC):
                 )
         self.model = model
         self.options = _values(self.settings, texts)
-        self.defaults = _values(self.parameters, texts)
+        self.defaults = _values(self.parameters, texts)  # of the parameters in a request
 
     def instance_keys(self) -> tuple[str, ...]:
         """Return the keys that an instance may have if it is an object, or () if all keys are
@@ -163,9 +163,8 @@ class ModelClient(ABC):
             raise InvalidRequest(
                 f"model '{self.model.name}': {unknown('parameter', min(strange), parameters)}"
             )
-        return self.defaults | {
-            name: parameters[name].parse(value) for name, value in values.items()
-        }
+        parsed = {name: parameters[name].parse(value) for name, value in values.items()}
+        return self.defaults | parsed
 
     @abstractmethod
     def prepare(self, instances: Instances, parameters: Values) -> Tensors:

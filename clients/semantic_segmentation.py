@@ -98,7 +98,7 @@ class Client(ImageClient):
         ]
         result: dict[str, Any] = {"segments": segments}
         if with_map:
-            result["map"] = _encoded(classes)
+            result["map"] = _grey_png(classes)
         return result | {"image": {"width": size[0], "height": size[1]}}
 
     def draw(self, instance: Image.Image, prediction: Any) -> Image.Image:
@@ -110,7 +110,7 @@ class Client(ImageClient):
             )
         classes = Image.open(io.BytesIO(decode_base64(prediction["map"]["b64"])))
         colours = map(class_colour, range(MOST_CLASSES))
-        classes.putpalette(list(chain.from_iterable(colours)))
+        classes.putpalette(list(chain.from_iterable(colours)))  # it maps class ids to colours
         veil = classes.convert("RGB").resize(instance.size, Image.Resampling.NEAREST)
         return Image.blend(instance, veil, VEIL / 255)
 
@@ -128,7 +128,8 @@ def best_classes(scores: Floats, size: tuple[int, int]) -> Pixels:
     return best
 
 
-def _encoded(classes: Pixels) -> dict[str, Any]:
+def _grey_png(classes: Pixels) -> dict[str, Any]:
+    """Return the map of classes as a prediction has it."""
     buffer = io.BytesIO()
     Image.fromarray(classes).save(buffer, "PNG")
     text = base64.b64encode(buffer.getvalue()).decode("ascii")
