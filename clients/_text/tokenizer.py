@@ -166,16 +166,17 @@ class TextTokenizer:
         higher than max_length. Raise DecodingError for a text without tokens, because the model's
         answer would mean nothing.
         """
+        if owners is None:
+            owners = range(len(texts))
         rows = []
         counts = []
         measured: Measured = {}
         for portion in self._portions(texts):
             check_time()
             parts = [self._parts(text, self.max_characters) for text in portion]
-            read = [self._shortened(part, measured) for part in parts]
-            for encoding, part, text in zip(
-                self.tokenizer.encode_batch_fast(read), parts, portion, strict=True
-            ):
+            shortened = [self._shortened(part, measured) for part in parts]
+            encodings = self.tokenizer.encode_batch_fast(shortened)
+            for encoding, part, text in zip(encodings, parts, portion, strict=True):
                 count = len(encoding)
                 if encoding.overflowing:
                     count = self._count(encoding, part, measured)
@@ -183,9 +184,8 @@ class TextTokenizer:
                     count = max(count, self.max_length + 1)
                 counts.append(count)
                 rows.append((encoding.ids, encoding.type_ids))
-        return self._padded(rows, owners or range(len(texts)), self.max_length) | {
-            "num_tokens": np.array(counts, np.int64)
-        }
+        tensors = self._padded(rows, owners, self.max_length)
+        return tensors | {"num_tokens": np.array(counts, np.int64)}
 
     def part(self, text: str, length: int) -> str:
         """Return the first `length` characters of a text, or the last ones if texts are truncated
@@ -199,8 +199,8 @@ class TextTokenizer:
         first, second = text
         return self.part(first, length), self.part(second, length)
 
-    def first(self, text: str) -> int:
-        """Return the index of the first character of a text that is read."""
+    def first_character(self, text: str) -> int:
+        """Return the index of the first character of a text that `encode` reads."""
         if self.direction != "left":
             return 0
         return max(len(text) - self.max_characters, 0)
@@ -214,7 +214,7 @@ class TextTokenizer:
         for text in texts:
             part = self._parts(text, self.max_characters + 1)
             portion.append(part)
-            characters += len("".join(part))
+            characters += _characters(part)
             if characters >= PORTION:
                 yield portion
                 portion = []
@@ -240,13 +240,16 @@ class TextTokenizer:
         if text not in measured:
             check_time()
             encoding = self._encoded(text, special=False)
-            more = encoding.overflowing
+            more = encoding.overflowing  # each has as many tokens as the model takes, or fewer
+            count = len(encoding) + sum(map(len, more))
             part = text
             if more and self.direction == "left":
-                part = text[more[0].offsets[0][0] :]
+                start = more[0].offsets[0][0]
+                part = text[start:]
             elif more:
-                part = text[: more[0].offsets[-1][1]]
-            measured[text] = len(encoding) + sum(map(len, more)), part
+                end = more[0].offsets[-1][1]
+                part = text[:end]
+            measured[text] = count, part
         return measured[text]
 
     def _encoded(self, text: Text, special: bool = True) -> Encoding:
@@ -256,13 +259,14 @@ class TextTokenizer:
         return encoding
 
     def _count(self, encoding: Encoding, text: Text, measured: Measured) -> int:
-        """Count the tokens of a text or pair that was truncated."""
-        special = self.tokenizer.num_special_tokens_to_add(not isinstance(text, str))
-        if isinstance(text, str):
-            more = sum(len(overflow) - special for overflow in encoding.overflowing)
-            return len(encoding) + more
-        # the windows of a pair overlap
-        return special + sum(self._measure(half, measured)[0] for half in text)
+        """Return how many tokens a text or pair had before it was truncated to `encoding`."""
+        is_pair = not isinstance(text, str)
+        special = self.tokenizer.num_special_tokens_to_add(is_pair)
+        if is_pair:
+            # not from `encoding`, because the windows of a pair overlap
+            return special + sum(self._measure(half, measured)[0] for half in text)
+        more = sum(len(overflow) - special for overflow in encoding.overflowing)
+        return len(encoding) + more
 
     def _padded(
         self, rows: Sequence[tuple[list[int], list[int]]], owners: Sequence[int], limit: int
@@ -309,15 +313,17 @@ class TextTokenizer:
                 raise DecodingError(str(err), instance=index) from err
             counts.append(count)
             used = cut if every else cut[:1]
-            if index and len(encodings) + len(used) > MOST_ROWS:
+            # a first text alone has at most MOST_ROWS windows (_cut)
+            if index > 0 and len(encodings) + len(used) > MOST_ROWS:
                 raise TooManyRows(index)
             truncated.append(len(cut) > len(used))
             encodings += used
             owners += [index] * len(used)
-        held = np.empty(len(encodings), np.object_)
-        held[:] = encodings
-        return self._padded([(row.ids, row.type_ids) for row in encodings], owners, length) | {
-            "encodings": held,
+        array = np.empty(len(encodings), np.object_)
+        array[:] = encodings
+        rows = [(encoding.ids, encoding.type_ids) for encoding in encodings]
+        return self._padded(rows, owners, length) | {
+            "encodings": array,
             "owners": np.array(owners),
             "num_tokens": np.array(counts),
             "truncated": np.array(truncated),
@@ -328,7 +334,7 @@ class TextTokenizer:
         many characters or windows, or if a window has too little room for the text."""
         if isinstance(text, str) and not every:
             text = self.part(text, self.max_characters)
-        characters = len("".join(text))
+        characters = _characters(text)
         if every and characters > PORTION:
             raise ValueError(
                 f"it has {characters} characters, at most {PORTION} are read: send it in parts"
@@ -348,8 +354,8 @@ class TextTokenizer:
             self.tokenizer.enable_truncation(
                 length, stride=stride, strategy=strategy, direction=self.direction
             )
-            whole = self._encoded(text)
-        return [whole, *whole.overflowing], count
+            first = self._encoded(text)
+        return [first, *first.overflowing], count
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
         """Return the text of token ids."""
@@ -359,6 +365,11 @@ class TextTokenizer:
         """Return the text of `tokens`, which are spelled as in the vocabulary."""
         decoder = self.tokenizer.decoder
         return str(decoder.decode(list(tokens))) if decoder else " ".join(tokens)
+
+
+def _characters(text: Text) -> int:
+    """Return the number of characters in a text or pair."""
+    return len(text) if isinstance(text, str) else sum(map(len, text))
 
 
 def load_with_transformers(folder: Path) -> Any:
@@ -431,10 +442,12 @@ def _check_windows(tokens: int, room: int, stride: int, most: int) -> None:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
+    """Return the object in a JSON file, or {} if the file does not exist."""
     return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
 
 
 def _load_json(path: Path) -> Tokenizer:
+    """Return the tokenizer in tokenizer.json. Raise ConfigError."""
     try:
         return Tokenizer.from_file(str(path))
     except Exception as err:  # the library raises no narrower class
