@@ -56,7 +56,7 @@ class Client(ModelClient):
         Parameter("labels", "", "file of labels; default: id2label in config.json"),
         *(setting for task in TASKS.values() for setting in task.settings),
     )
-    # those of all tasks, for the docs; __init__ replaces them by those of the model's own task
+    # those of all tasks, which the docs list; __init__ keeps only those of the model's task
     parameters = (
         TRUNCATE,
         *{value.name: value for task in TASKS.values() for value in task.parameters}.values(),
