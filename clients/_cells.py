@@ -3,6 +3,7 @@ booleans."""
 
 import math
 from collections.abc import Collection, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +55,8 @@ def array_of(
 def _floats(rows: Sequence[Row], dtype: Any, missing: Sequence[bool]) -> Array | None:
     """Return all cells as one array. Return None if one of them is invalid, or can only be read
     alone."""
-    if any("_" in cell for row in rows for cell in row if isinstance(cell, str)):
+    texts = (cell for cell in chain.from_iterable(rows) if isinstance(cell, str))
+    if any("_" in text for text in texts):
         return None  # Python and NumPy read 4_1 as 41
     try:
         with np.errstate(over="ignore"):
@@ -175,6 +177,7 @@ def _integer(cell: Any, datatype: str) -> int:
 
 
 def _boolean(cell: Any) -> bool:
+    """Return the cell as a boolean. Raise ValueError."""
     value = None
     if isinstance(cell, bool | int | float | str):
         value = WORDS.get(str(cell).strip().lower())
@@ -184,6 +187,7 @@ def _boolean(cell: Any) -> bool:
 
 
 def _text(cell: Any, missing: bool) -> bytes:
+    """Return the cell in UTF-8. Raise ValueError."""
     if cell is None and missing:
         return b""
     if not isinstance(cell, str):

@@ -162,5 +162,6 @@ def _whole_words(encoding: Encoding, first: int, last: int) -> tuple[int, int] |
     if None in words:
         return None
     # 1 is the context, the second text of the pair
-    (start, _), (_, end) = [encoding.word_to_chars(word, 1) for word in words]
+    spans: list[Any] = [encoding.word_to_chars(word, 1) for word in words]
+    (start, _), (_, end) = spans
     return start, end
