@@ -65,7 +65,7 @@ class TokenClassification(Task):
         """Return the inputs, and `encodings` and `owners` of their rows (TextTokenizer.windows)."""
         length = self.tokenizer.max_length
         stride = parameters["stride"]
-        return self.tokenizer.windows(instances, length, stride, stride > 0)
+        return self.tokenizer.windows(instances, length, stride, all_windows=stride > 0)
 
     def predict(
         self, outputs: Tensors, inputs: Tensors, instances: Sequence[str], parameters: Values

@@ -239,7 +239,7 @@ class TextTokenizer:
         tokens as the model takes. `measured` caches both, because many pairs may share a text."""
         if text not in measured:
             check_time()
-            encoding = self._encoded(text, special=False)
+            encoding = self._encoded(text, add_special_tokens=False)
             more = encoding.overflowing  # each has as many tokens as the model takes, or fewer
             count = len(encoding) + sum(map(len, more))
             part = text
@@ -252,20 +252,20 @@ class TextTokenizer:
             measured[text] = count, part
         return measured[text]
 
-    def _encoded(self, text: Text, special: bool = True) -> Encoding:
+    def _encoded(self, text: Text, add_special_tokens: bool = True) -> Encoding:
         """Return the tokens of one text or pair. The library's `encode` would hold the GIL for 0.4
         s if the text has 260,000 characters; `encode_batch` releases it."""
-        (encoding,) = self.tokenizer.encode_batch([text], add_special_tokens=special)
+        (encoding,) = self.tokenizer.encode_batch([text], add_special_tokens=add_special_tokens)
         return encoding
 
     def _count(self, encoding: Encoding, text: Text, measured: Measured) -> int:
         """Return how many tokens a text or pair had before it was truncated to `encoding`."""
         is_pair = not isinstance(text, str)
-        special = self.tokenizer.num_special_tokens_to_add(is_pair)
+        special_tokens = self.tokenizer.num_special_tokens_to_add(is_pair)
         if is_pair:
-            # not from `encoding`, because the windows of a pair overlap
-            return special + sum(self._measure(half, measured)[0] for half in text)
-        more = sum(len(overflow) - special for overflow in encoding.overflowing)
+            # `encoding` does not say, because the windows of a pair overlap
+            return special_tokens + sum(self._measure(half, measured)[0] for half in text)
+        more = sum(len(window) - special_tokens for window in encoding.overflowing)
         return len(encoding) + more
 
     def _padded(
@@ -290,11 +290,11 @@ class TextTokenizer:
         return {"input_ids": tokens, "attention_mask": mask, "token_type_ids": types}
 
     def windows(
-        self, texts: Sequence[Text], length: int, stride: int, every: bool = True
+        self, texts: Sequence[Text], length: int, stride: int, all_windows: bool = True
     ) -> Tensors:
         """Cut texts into windows of `length` tokens. In a pair, only the second text is cut, and
         each window begins with the first text. Neighboring windows share `stride` tokens. Return
-        the rows of all windows, or of only each text's first window if `every` is false.
+        the rows of all windows, or of only each text's first window if `all_windows` is false.
 
         Besides the inputs, return `encodings` [rows], `owners` [rows] (the index of the text to
         which each row belongs), `num_tokens` and `truncated` [n texts]. Raise DecodingError for a
@@ -308,11 +308,11 @@ class TextTokenizer:
         for index, text in enumerate(texts):
             check_time()
             try:
-                cut, count = self._cut(text, length, stride, every)
+                cut, count = self._cut(text, length, stride, all_windows)
             except ValueError as err:
                 raise DecodingError(str(err), instance=index) from err
             counts.append(count)
-            used = cut if every else cut[:1]
+            used = cut if all_windows else cut[:1]
             # a first text alone has at most MOST_ROWS windows (_cut)
             if index > 0 and len(encodings) + len(used) > MOST_ROWS:
                 raise TooManyRows(index)
@@ -329,13 +329,15 @@ class TextTokenizer:
             "truncated": np.array(truncated),
         }
 
-    def _cut(self, text: Text, length: int, stride: int, every: bool) -> tuple[list[Encoding], int]:
+    def _cut(
+        self, text: Text, length: int, stride: int, all_windows: bool
+    ) -> tuple[list[Encoding], int]:
         """Return the windows of a text, and its number of tokens. Raise ValueError if there are too
         many characters or windows, or if a window has too little room for the text."""
-        if isinstance(text, str) and not every:
+        if isinstance(text, str) and not all_windows:
             text = self.part(text, self.max_characters)
         characters = _characters(text)
-        if every and characters > PORTION:
+        if all_windows and characters > PORTION:
             raise ValueError(
                 f"it has {characters} characters, at most {PORTION} are read: send it in parts"
             )
@@ -343,12 +345,12 @@ class TextTokenizer:
         is_pair = len(texts) > 1
         with self._truncation_lock:
             self.tokenizer.no_truncation()
-            lengths = [len(self._encoded(each, special=False)) for each in texts]
+            lengths = [len(self._encoded(each, add_special_tokens=False)) for each in texts]
             count = sum(lengths) + self.tokenizer.num_special_tokens_to_add(is_pair)
             # how many tokens of the last text fit beside the special tokens and a first text
             room = length - (count - lengths[-1])
-            # no text has more than PORTION windows, so they are limited only if `every` is true
-            most = MOST_ROWS if every else PORTION
+            # no text has more than PORTION windows, so they are limited only if all are used
+            most = MOST_ROWS if all_windows else PORTION
             _check_windows(lengths[-1], room, stride, most)
             strategy = "only_second" if is_pair else "longest_first"
             self.tokenizer.enable_truncation(
