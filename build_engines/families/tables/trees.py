@@ -389,6 +389,13 @@ def objective_of(model: Any) -> str:
     return str(booster.dump_model(num_iteration=1).get("objective", "custom"))
 
 
+def _returns_classes(model: Any, is_binary: bool) -> bool:
+    """Return whether a model of XGBoost or LightGBM returns classes: a classifier does, and of
+    Boosters, which have no classes of their own, those whose objective `is_binary`."""
+    is_booster = booster_of(model) is model
+    return hasattr(model, "classes_") or (is_booster and is_binary)
+
+
 # --- XGBoost
 
 
@@ -486,7 +493,7 @@ def _xgboost_answer(graph: Graph, model: Any, sums: str) -> Outputs:
         index = graph.add("ArgMax", decisive, axis=1, keepdims=0)
         return _with_class(graph, model, index, probabilities)
     values = _transformed(graph, objective, sums)
-    if not hasattr(model, "classes_") and objective != "binary:logistic":
+    if not _returns_classes(model, objective == "binary:logistic"):
         return {VARIABLE: values}
     is_second = graph.add("Greater", values, np.float32(0.5))
     probabilities = _of_both(graph, values, np.float32(1))
@@ -626,11 +633,11 @@ def _lightgbm_answer(graph: Graph, model: Any, sums: str) -> Outputs:
         return _with_likeliest_class(graph, model, graph.add("Softmax", sums, axis=1))
     if objective == "multiclassova":
         return _with_likeliest_class(graph, model, graph.add("Sigmoid", scaled))
-    if objective == "binary" or (objective == "cross_entropy" and hasattr(model, "classes_")):
-        probabilities = _of_both(graph, graph.add("Sigmoid", scaled), 1.0)
-        return _with_likeliest_class(graph, model, probabilities)
-    if objective == "cross_entropy":
-        return {VARIABLE: graph.add("Sigmoid", sums)}
+    if objective in ("binary", "cross_entropy"):
+        second = graph.add("Sigmoid", scaled)
+        if not _returns_classes(model, objective == "binary"):
+            return {VARIABLE: second}
+        return _with_likeliest_class(graph, model, _of_both(graph, second, 1.0))
     if objective in ("poisson", "gamma", "tweedie"):
         return {VARIABLE: graph.add("Exp", sums)}
     if objective in LIGHTGBM_IDENTITY and "sqrt" in options:  # it learned the roots of the targets
