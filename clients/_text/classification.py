@@ -151,7 +151,7 @@ class ZeroShotClassification(Task):
         self.contradiction = -1 if self.entailment == 0 else 0
 
     def rows(self, instance: Any) -> int:
-        # the labels that a text without its own takes from the parameters are not known here
+        # a text without labels takes those of the parameters, which are not known here
         return 1 if isinstance(instance, str) else len(instance["candidate_labels"])
 
     def length(self, instance: Any, parameters: Values) -> int:

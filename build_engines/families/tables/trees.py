@@ -106,7 +106,8 @@ def add_up(graph: Graph, cells: str, ensemble: Trees) -> str:
     """Add the nodes that find the leaf of each tree for each row of the FP64 matrix `cells`, and
     add up the values of these leaves. Return the sums [rows, n]."""
     if ensemble.in_fp32:
-        cells = graph.cast(graph.cast(cells, TensorProto.FLOAT), TensorProto.DOUBLE)
+        rounded = graph.cast(cells, TensorProto.FLOAT)
+        cells = graph.cast(rounded, TensorProto.DOUBLE)
     if not np.isnan(ensemble.missing):
         is_missing = graph.add("Equal", cells, float(np.float32(ensemble.missing)))
         cells = graph.add("Where", is_missing, np.nan, cells)
@@ -190,9 +191,10 @@ class Kind:
 def kind_of(model: Any) -> str:
     """Return the key of a trained model in KINDS, or "" if it is not a tree model that this module
     converts."""
-    kind = type(model)
-    library = kind.__module__.partition(".")[0]
-    names = {f"{library}.{kind.__name__}", *(each.__name__ for each in kind.__mro__)}
+    own_class = type(model)
+    library = own_class.__module__.partition(".")[0]
+    names = {base.__name__ for base in own_class.__mro__}
+    names.add(f"{library}.{own_class.__name__}")
     return next((name for name in KINDS if name in names), "")
 
 
