@@ -19,7 +19,7 @@ ROWS = 500
 AT_ONCE = 1000  # rows per run
 MISSING = 0.5  # the share of missing cells in columns for which missing cells are tried
 # objectives of Boosters whose predictions are probabilities
-_PROBABLE = ("binary:logistic", "multi:softprob", "binary", "multiclass", "multiclassova")
+PROBABLE_OBJECTIVES = ("binary:logistic", "multi:softprob", "binary", "multiclass", "multiclassova")
 # the thresholds at which trees of scikit-learn, XGBoost and LightGBM split a column of Booleans
 BOOLEAN_THRESHOLDS = (0.5, 1.0, float(np.float32(1e-35)))
 
@@ -209,7 +209,7 @@ def _predict(estimator: Any, cells: Sequence[Array], names: Sequence[str]) -> Ma
     if type(estimator).__name__ == "Booster":
         predict = getattr(estimator, "inplace_predict", estimator.predict)
         objective = objective_of(estimator).partition(" ")[0]
-        kind = PROBABILITIES if objective in _PROBABLE else PREDICTIONS
+        kind = PROBABILITIES if objective in PROBABLE_OBJECTIVES else PREDICTIONS
         return {kind: predict(rows)}
     # a model that was trained on an array takes an array, even if the user names the columns
     if all(names) and all(names_of(estimator)):

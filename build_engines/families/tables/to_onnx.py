@@ -66,7 +66,7 @@ LIBRARIES = ("sklearn", "xgboost", "lightgbm")
 MOST_VALUES = 1 << 22  # maximum number of leaf values that one run adds up; each has up to 8 bytes
 BOTH_DIRECTIONS = (-np.inf, np.inf)
 # maximum number of rows on which trees are compared without the steps before them; if a column has
-# more numbers to try (_near), only some are tried
+# more numbers to try (_numbers_near), only some are tried
 MOST_ROWS = 50_000
 
 
@@ -292,15 +292,15 @@ def _input_names(columns: Sequence[Column]) -> list[str]:
 
 def _check_trees(estimator: Any, last: Any, trees: Trees) -> None:
     """Compare the predictions of the trees, without the steps before them, with the library's. The
-    rows contain the numbers that `_near` returns for each column, but at most MOST_ROWS of them.
-    Raise BuildError if the predictions differ."""
+    rows contain the numbers that `_numbers_near` returns for each column, but at most MOST_ROWS of
+    them. Raise BuildError if the predictions differ."""
     rng = np.random.default_rng(0)
     columns = [Column(name) for name in names_of(last)]
     highest = trees.highest_category
     if highest is None:
         highest = np.full(len(columns), np.nan)
     numbers = {
-        feature: _near(thresholds, highest[feature])
+        feature: _numbers_near(thresholds, highest[feature])
         for feature, thresholds in trees.thresholds().items()
     }
     longest = max(map(len, numbers.values()), default=1)
@@ -317,7 +317,7 @@ def _check_trees(estimator: Any, last: Any, trees: Trees) -> None:
     _check_share(estimator, EXACT, share, count, "at the thresholds of its trees")
 
 
-def _near(thresholds: Array, highest_category: float) -> Array:
+def _numbers_near(thresholds: Array, highest_category: float) -> Array:
     """Return the numbers at which to compare trees with these thresholds.
 
     If `highest_category` is NaN, the column has numbers: return the thresholds, and the nearest
