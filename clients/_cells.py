@@ -132,7 +132,6 @@ def _parsed(cell: Any, datatype: str, missing: bool) -> Any:
 
 
 def _float(cell: Any, datatype: str, missing: bool) -> float:
-    """Return the cell as a number that fits into `datatype`. Raise ValueError."""
     number = _number(cell)
     if math.isnan(number) and not missing:
         raise ValueError("it is empty, and the model does not take missing values there")
@@ -177,7 +176,6 @@ def _integer(cell: Any, datatype: str) -> int:
 
 
 def _boolean(cell: Any) -> bool:
-    """Return the cell as a boolean. Raise ValueError."""
     value = None
     if isinstance(cell, bool | int | float | str):
         value = WORDS.get(str(cell).strip().lower())
@@ -187,7 +185,6 @@ def _boolean(cell: Any) -> bool:
 
 
 def _text(cell: Any, missing: bool) -> bytes:
-    """Return the cell in UTF-8. Raise ValueError."""
     if cell is None and missing:
         return b""
     if not isinstance(cell, str):

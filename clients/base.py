@@ -139,7 +139,9 @@ class ModelClient(ABC):
                 )
         self.model = model
         self.options = _values(self.settings, texts)
-        self.defaults = _values(self.parameters, texts)  # of the parameters in a request
+        self.defaults = _values(
+            self.parameters, texts
+        )  # the values of parameters that a request omits
 
     def instance_keys(self) -> tuple[str, ...]:
         """Return the keys that an instance may have if it is an object, or () if all keys are

@@ -110,7 +110,7 @@ class Client(ImageClient):
             )
         classes = Image.open(io.BytesIO(decode_base64(prediction["map"]["b64"])))
         colours = map(class_colour, range(MOST_CLASSES))
-        classes.putpalette(list(chain.from_iterable(colours)))  # it maps class ids to colours
+        classes.putpalette(list(chain.from_iterable(colours)))
         veil = classes.convert("RGB").resize(instance.size, Image.Resampling.NEAREST)
         return Image.blend(instance, veil, VEIL / 255)
 
@@ -129,7 +129,6 @@ def best_classes(scores: Floats, size: tuple[int, int]) -> Pixels:
 
 
 def _grey_png(classes: Pixels) -> dict[str, Any]:
-    """Return the map of classes as a prediction has it."""
     buffer = io.BytesIO()
     Image.fromarray(classes).save(buffer, "PNG")
     text = base64.b64encode(buffer.getvalue()).decode("ascii")

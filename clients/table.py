@@ -149,7 +149,6 @@ class Client(ModelClient):
         return wanted
 
     def _check_labels(self) -> None:
-        """Raise InvalidRequest if there are not as many labels or classes as probabilities."""
         shapes = {spec.name: spec.shape for spec in self.model.outputs}
         shape = shapes.get(self.scores, ())
         for setting, names in (("labels", self.labels), ("classes", self.options["classes"])):
@@ -300,7 +299,6 @@ def _width(spec: TensorSpec, named: int) -> int:
 
 
 def _listed(names: Sequence[str]) -> str:
-    """Return the names for an error message: at most LISTED of them, each cut to 100 characters."""
     listed = ", ".join(f"'{name[:100]}'" for name in names[:LISTED])
     more = len(names) - LISTED
     return f"{listed} and {more} more" if more > 0 else listed

@@ -100,7 +100,6 @@ def _activated(logits: Array, parameters: Values, own: str) -> Array:
 
 
 def _template(value: Any) -> str:
-    """Return the checked value of `hypothesis_template`. Raise ValueError."""
     if not isinstance(value, str):
         raise ValueError(value)
     if len(value) > LONGEST_TEMPLATE or value.count(HOLE) != 1:
@@ -297,7 +296,6 @@ class TextRanking(Task):
         return self.encode_groups(groups)
 
     def _check_size(self, index: int, instance: Mapping[str, Any]) -> None:
-        """Raise DecodingError for too many documents or characters."""
         count = len(instance["documents"])
         if count > MOST_ROWS:
             raise DecodingError(

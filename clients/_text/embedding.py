@@ -107,14 +107,13 @@ class Embedding(Task):
                 f"parameter 'dimensions': the embedding has {values.shape[1]}, not {count}"
             )
         # a copy, so that the memory of the whole array can be freed
-        values = values[:, : count or None].copy()  # 0 means all dimensions
+        values = values[:, : count or None].copy()
         if parameters["normalize"]:
             lengths = np.linalg.norm(values, axis=1, keepdims=True)
             values = values / np.maximum(lengths, 1e-12)
         return [{"embedding": vector} for vector in values]
 
     def _pooled(self, values: Array, attention_mask: Array) -> Array:
-        """Return one vector for each text [n, hidden]."""
         pooling = self.options["pooling"]
         if pooling == "cls":
             return np.asarray(values[:, 0])

@@ -71,7 +71,6 @@ class FillMask(Task):
         return positions
 
     def _missing_mask(self, text: str) -> str:
-        """Return the error message for a text in whose tokens there is no mask."""
         mask = self.tokenizer.mask
         if mask in text:
             return f"its {mask} is beyond the model's limit of {self.tokenizer.max_length} tokens"

@@ -149,7 +149,6 @@ class Fields(TextCodec):
         return count
 
     def _check_value(self, key: str, value: Any) -> None:
-        """Raise DecodingError if the value of `key` has the wrong type."""
         texts = [value]
         expected = "a string"
         if key in self.lists:

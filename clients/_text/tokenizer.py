@@ -263,7 +263,7 @@ class TextTokenizer:
         is_pair = not isinstance(text, str)
         special_tokens = self.tokenizer.num_special_tokens_to_add(is_pair)
         if is_pair:
-            # `encoding` does not say, because the windows of a pair overlap
+            # the windows of a pair overlap, so they cannot be counted
             return special_tokens + sum(self._measure(half, measured)[0] for half in text)
         more = sum(len(window) - special_tokens for window in encoding.overflowing)
         return len(encoding) + more
@@ -370,7 +370,6 @@ class TextTokenizer:
 
 
 def _characters(text: Text) -> int:
-    """Return the number of characters in a text or pair."""
     return len(text) if isinstance(text, str) else sum(map(len, text))
 
 
@@ -449,7 +448,6 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _load_json(path: Path) -> Tokenizer:
-    """Return the tokenizer in tokenizer.json. Raise ConfigError."""
     try:
         return Tokenizer.from_file(str(path))
     except Exception as err:  # the library raises no narrower class

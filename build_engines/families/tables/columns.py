@@ -125,7 +125,7 @@ def _after_imputer(
     columns that it reads."""
     kept = places_kept(imputer)
     indices = [indices[place] for place in kept]
-    if fills:  # of an imputer before this one
+    if fills:  # an imputer before this one has filled the cells
         fills = [fills[place] for place in kept]
     elif _fills_missing(imputer):
         fills = [imputer.statistics_[place] for place in kept]

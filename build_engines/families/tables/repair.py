@@ -66,7 +66,7 @@ def cut_zip_map(graph: onnx.GraphProto) -> list[Class]:
     _rename(graph, zip_map.input[0], outer)
     for value in graph.output:
         if value.name == outer:
-            value.ClearField("type")  # that of dictionaries; set_shapes sets the new one
+            value.ClearField("type")  # set_shapes sets the new type
     values = {
         attribute.name: helper.get_attribute_value(attribute) for attribute in zip_map.attribute
     }
@@ -75,7 +75,6 @@ def cut_zip_map(graph: onnx.GraphProto) -> list[Class]:
 
 
 def _rename(graph: onnx.GraphProto, old: str, new: str) -> None:
-    """Rename a tensor in all nodes."""
     for node in graph.node:
         for names in (node.input, node.output):
             names[:] = [new if name == old else name for name in names]
@@ -99,7 +98,7 @@ def set_shapes(model: onnx.ModelProto, rows: Feed, remedy: str = INSTEAD) -> Non
     for value, small, large in zip(model.graph.output, *runs, strict=True):
         if not isinstance(small, np.ndarray):
             continue  # dictionaries, which check_tensors refuses
-        # skl2onnx's discriminant analysis does this
+        # skl2onnx's discriminant analysis returns all predictions in one row
         if [small.shape, large.shape] == [(1, count) for count in ROWS]:
             row = f"{value.name}_row"
             _rename(model.graph, value.name, row)

@@ -45,7 +45,6 @@ def sample(columns: Sequence[Column]) -> list[Array]:
 
 
 def _cells(column: Column, rng: np.random.Generator) -> Array:
-    """Return ROWS cells for one column, as `sample` says."""
     values = [value for value in column.values if not is_missing(value)]
     if column.datatype == "BYTES":
         return np.asarray(rng.choice(np.array(values or ["", "a"], object), ROWS))

@@ -356,7 +356,6 @@ def _check_kind(estimator: Any) -> None:
 
 
 def _library(estimator: Any) -> str:
-    """Return the name of the package that defines the estimator's class."""
     return type(estimator).__module__.partition(".")[0]
 
 

@@ -134,7 +134,6 @@ def add_up(graph: Graph, cells: str, ensemble: Trees) -> str:
 
 
 def _without_fractions(graph: Graph, cells: str) -> str:
-    """Return the cells, rounded towards 0."""
     sizes = graph.add("Floor", graph.add("Abs", cells))
     return graph.add("Mul", graph.add("Sign", cells), sizes)
 
@@ -167,13 +166,12 @@ def _leaves(graph: Graph, cells: str, ensemble: Trees) -> str:
         nodes_missing_value_tracks_true=np.where(is_leaf, 0, ensemble.joined("missing_left") != 0),
         target_treeids=tree_ids[is_leaf],
         target_nodeids=node_ids[is_leaf],
-        target_ids=tree_ids[is_leaf],  # one target for each tree
+        target_ids=tree_ids[is_leaf],
         target_weights_as_tensor=_doubles(np.arange(leaves)),
     )
 
 
 def _doubles(values: Array) -> Any:
-    """Return the values as an FP64 TensorProto."""
     return helper.make_tensor(
         "values", TensorProto.DOUBLE, values.shape, values.astype(np.float64).tobytes(), raw=True
     )
@@ -251,7 +249,6 @@ def _boosted(model: Any) -> Trees:
 
 
 def _histogram(model: Any) -> Trees:
-    """Return the trees of a HistGradientBoosting model."""
     trees = [_of_predictor(each) for each in chain.from_iterable(model._predictors)]
     bins = model._bin_mapper
     highest = np.full(len(bins.is_categorical_), np.nan)
@@ -409,8 +406,7 @@ def best_trees(booster: Any) -> Any:
 
 
 def _xgboost(model: Any) -> Trees:
-    """Return the trees of a model of XGBoost. Raise BuildError if it has options that are not
-    converted."""
+    """Return the trees. Raise BuildError if the model has options that are not converted."""
     booster = booster_of(model)
     document = json.loads(booster.save_raw("json"))
     gradient_booster = document["learner"]["gradient_booster"]
@@ -453,8 +449,7 @@ def _base_scores(document: Mapping[str, Any], features: int) -> Array:
 
 
 def _of_json(tree: Mapping[str, Any]) -> Tree:
-    """Read a tree from XGBoost's JSON. Raise BuildError if it has options that are not
-    converted."""
+    """Read a tree from XGBoost's JSON. Raise BuildError if it is not converted."""
     if any(tree["split_type"]):
         raise BuildError(
             "it has categorical columns, which are not converted: train it on codes or on columns "
@@ -490,7 +485,7 @@ def _xgboost_answer(graph: Graph, model: Any, sums: str) -> Outputs:
     objective = objective_of(model)
     if objective.startswith("multi:"):
         probabilities = _softmax(graph, sums)
-        # like XGBoost; rounding can make the probabilities of different sums equal
+        # as XGBoost does, because rounding can make the probabilities of different sums equal
         decisive = sums if objective == "multi:softmax" else probabilities
         index = graph.add("ArgMax", decisive, axis=1, keepdims=0)
         return _with_class(graph, model, index, probabilities)
@@ -538,8 +533,7 @@ def _softmax(graph: Graph, sums: str) -> str:
 
 
 def _lightgbm(model: Any) -> Trees:
-    """Return the trees of a model of LightGBM. Raise BuildError if it has options that are not
-    converted."""
+    """Return the trees. Raise BuildError if the model has options that are not converted."""
     booster = booster_of(model)
     document = booster.dump_model()
     if document["pandas_categorical"]:
