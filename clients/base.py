@@ -139,9 +139,8 @@ class ModelClient(ABC):
                 )
         self.model = model
         self.options = _values(self.settings, texts)
-        self.defaults = _values(
-            self.parameters, texts
-        )  # the values of parameters that a request omits
+        # the values of parameters that a request omits
+        self.defaults = _values(self.parameters, texts)
 
     def instance_keys(self) -> tuple[str, ...]:
         """Return the keys that an instance may have if it is an object, or () if all keys are
