@@ -27,7 +27,7 @@ from PIL import Image
 from torch import Tensor, nn
 from transformers import BertConfig, BertModel, ResNetConfig, ResNetForImageClassification
 
-from serving.host.processes import used_by
+from serving.host.processes import memory_used_by
 from tests.support.harness import Server
 
 CALLERS = 16
@@ -148,7 +148,8 @@ def write(case: Case, folder: Path, kind: str) -> Path:
 
 
 class Memory:
-    """Measures the memory in use in bytes: the GPU's, or that of the server's processes."""
+    """Measures the memory in use in bytes: the GPU's, or that of tritonserver and the processes of
+    the models."""
 
     def __init__(self, kind: str, server: Server) -> None:
         self.on_gpu = kind == "KIND_GPU"
@@ -158,7 +159,7 @@ class Memory:
         if self.on_gpu:
             free, total = torch.cuda.mem_get_info()
             return int(total - free)
-        return used_by(self.server.process.pid)
+        return memory_used_by(self.server.pid("tritonserver"))
 
 
 @contextmanager

@@ -27,7 +27,7 @@ def outlines(
     flat = prototypes.astype(np.float32).reshape(len(prototypes), -1)
     return [
         _outline(box, (row @ flat).reshape(prototypes.shape[1:]), fit)
-        for box, row in in_time(zip(boxes.tolist(), coefficients, strict=True), each=1)
+        for box, row in in_time(zip(boxes.tolist(), coefficients, strict=True), every=1)
     ]
 
 

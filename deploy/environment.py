@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from deploy.errors import UsageError
-from serving.settings.explain import MASK, unknown_variables
+from serving.settings.explain import MASK, warnings_of_unknown_variables
 from serving.settings.setting import SettingsError
 from serving.settings.table import SECRETS, Settings
 
@@ -33,7 +33,7 @@ def check(environment: Mapping[str, str], multi_model: bool) -> list[str]:
         Settings.from_env(variables)
     except SettingsError as err:
         raise UsageError(f"the container would not start: {'; '.join(err.mistakes)}") from None
-    return unknown_variables(environment)
+    return warnings_of_unknown_variables(environment)
 
 
 def masked(environment: Mapping[str, str]) -> dict[str, str]:

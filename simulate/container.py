@@ -32,7 +32,7 @@ import urllib3
 from urllib3.connection import HTTPConnection
 from urllib3.exceptions import NewConnectionError
 
-from serving.host.processes import used_by
+from serving.host.processes import memory_used_by
 from simulate.errors import TOO_LATE, InternalFailure, ModelError
 from simulate.ports import PortPicker
 from simulate.rules import Journal
@@ -377,7 +377,7 @@ class Container:
 
     def memory(self) -> int:
         """Return how many bytes of memory the container's processes use."""
-        return used_by(self.process.pid)
+        return memory_used_by(self.process.pid)
 
     def kill(self) -> None:
         """Kill the container as the kernel does when memory runs out."""

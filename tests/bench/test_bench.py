@@ -37,7 +37,7 @@ def run(words: str, *options: str, timeout: float, **variables: str) -> str:
         text=True,
         timeout=timeout,
     )
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 

@@ -13,7 +13,7 @@ import psutil
 import requests
 
 from serving.host.machine import memory_limit
-from serving.host.processes import used_by
+from serving.host.processes import memory_used_by
 from tests.support.harness import PATIENCE
 
 MODEL = '''
@@ -123,7 +123,7 @@ def usage(pid: int, run_dir: Path) -> Usage:
     for process in processes:
         shared.update(_shared_files(process))
     return Usage(
-        memory=used_by(pid),
+        memory=memory_used_by(pid),
         processes=len(processes),
         threads=_sum(psutil.Process.num_threads, processes),
         descriptors=_sum(psutil.Process.num_fds, processes),
