@@ -3,10 +3,10 @@
 from collections.abc import Iterable
 
 from backends.onnxruntime.onnx_session import PARAMETERS as OF_ONNXRUNTIME
-from backends.openvino.openvino_settings import READ as OF_OPENVINO
-from backends.openvino.openvino_settings import REMOVED as REMOVED_FROM_OPENVINO
+from backends.openvino.openvino_settings import PARAMETERS as OF_OPENVINO
+from backends.openvino.openvino_settings import UNSUPPORTED as REMOVED_FROM_OPENVINO
 from backends.pytorch.naming import PARAMETERS as OF_PYTORCH
-from backends.pytorch.naming import REMOVED as REMOVED_FROM_PYTORCH
+from backends.pytorch.naming import UNSUPPORTED as REMOVED_FROM_PYTORCH
 from build_engines.errors import UsageError
 from serving.clients import client_class, client_names
 from serving.named_value import unknown
