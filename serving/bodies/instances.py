@@ -108,7 +108,7 @@ class Batch:
     `first` is the index of the first instance, and `end` is the index after the last. `calls` are
     the inputs of the calls to Triton that have not been made yet. `memory` is how many bytes of
     memory decoding the instances took. Drawing on a batch's only image takes as many.
-    `reserved` is the memory that the batch holds until it is finished.
+    `reserved` is the memory that the batch holds until it is cleared.
     """
 
     first: int
@@ -123,7 +123,7 @@ class Batch:
         """Free the instances and tensors, because the next batch may need their memory."""
         self.instances = ()
         self.tensors = {}
-        self.reserved.shrink()
+        self.reserved.shrink()  # gives all of it back
 
 
 @dataclass(frozen=True)

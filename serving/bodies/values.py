@@ -121,8 +121,8 @@ def out_of_range(datatype: str, dtype: np.dtype[Any]) -> str:
 
 def _flat(values: list[Any]) -> tuple[list[Any], set[type]]:
     """Flatten nested lists. Return the values that are not lists, and the types of these values.
-    While all values are lists, each pass removes one level of nesting. If only some of them are
-    lists, the rest is flattened recursively."""
+    While all values are lists, each pass removes one level of nesting, which is fast. If only some
+    of them are lists, they are flattened recursively."""
     for depth in range(MOST_DIMENSIONS):
         types = types_of(values)
         if list not in types:

@@ -91,6 +91,7 @@ def _reserve_metrics_files() -> None:
     no space was reserved."""
     for kind in ("counter", "histogram"):
         path = Path(os.environ[MULTIPROCESS], f"{kind}_{os.getpid()}.db")
+        # if the disk is full already, the worker starts without the reservation
         with suppress(OSError), path.open("ab") as file:
             os.posix_fallocate(file.fileno(), 0, RESERVED)
 

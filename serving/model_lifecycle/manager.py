@@ -306,11 +306,11 @@ class Manager:
         parts_first = sorted(loading_entries, key=lambda entry: bool(entry.parts))
         for entry in parts_first:
             try:
-                versions = self._loaded_versions(entry, states.get(entry.triton_name, {}))
+                versions = self._load_again_if_failed(entry, states.get(entry.triton_name, {}))
             except LoadFailed as err:
                 failed.append((entry, self.reason_for_author(entry, str(err))))
             else:
-                if versions:
+                if versions:  # otherwise Triton is still loading them
                     loaded.append((entry, versions))
 
         def change(models: Models) -> Models:
@@ -337,7 +337,7 @@ class Manager:
             names.update(self.staged_names(entry))
         return names
 
-    def _loaded_versions(self, entry: Entry, states: Mapping[str, str]) -> tuple[str, ...]:
+    def _load_again_if_failed(self, entry: Entry, states: Mapping[str, str]) -> tuple[str, ...]:
         """Return the versions of a model that a new tritonserver has loaded, or () while it is
         still loading them. If it could not load the model, try once more, because the index does
         not contain every reason, and because ONNX Runtime may be able to load a model that OpenVINO

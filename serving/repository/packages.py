@@ -39,8 +39,10 @@ def mistake_of_packages(model: Path, config: Any, most: int = MOST_ENTRIES) -> s
         return ""
     try:
         path = real_path(packages_of(model, config))
-        targets = _targets_in_folder(path) if path.is_dir() else _targets_in_archive(path, most)
-        mistake = _mistake_of_targets(targets, has_own_stub=(model / STUB).is_file())
+        link_targets = (
+            _link_targets_in_folder(path) if path.is_dir() else _link_targets_in_archive(path, most)
+        )
+        mistake = _mistake_of_links(link_targets, has_own_stub=(model / STUB).is_file())
     except ConfigError as err:
         mistake = str(err)
     except tarfile.TarError:
@@ -51,33 +53,33 @@ def mistake_of_packages(model: Path, config: Any, most: int = MOST_ENTRIES) -> s
     return f"{PACKAGES} '{parameter_of(config, PACKAGES)}': {mistake}" if mistake else ""
 
 
-def _targets_in_folder(folder: Path) -> dict[str, str]:
+def _link_targets_in_folder(folder: Path) -> dict[str, str]:
     """Map the _TELLING names in a folder to their targets if they are links, and to "" otherwise.
     Raise OSError."""
-    targets = {}
+    link_targets = {}
     for file in chain.from_iterable(map(folder.glob, _TELLING)):
         name = str(file.relative_to(folder))
-        targets[name] = str(file.readlink()) if file.is_symlink() else ""
-    return targets
+        link_targets[name] = str(file.readlink()) if file.is_symlink() else ""
+    return link_targets
 
 
-def _targets_in_archive(path: Path, most: int) -> dict[str, str]:
+def _link_targets_in_archive(path: Path, most: int) -> dict[str, str]:
     """Map the names in a tar archive to their targets if they are links, and to "" otherwise. Raise
     ConfigError if there are more than `most` entries, or more than MOST_UNPACKED unpacked bytes.
     Raise tarfile.TarError, OSError or EOFError if it cannot be read."""
-    targets = {}
+    link_targets = {}
     count = 0
     with tarfile.open(path) as archive:
         while member := archive.next():
             archive.members.clear()  # type: ignore[attr-defined]  # tarfile would keep them all
-            targets[member.name.removeprefix("./")] = member.linkname
+            link_targets[member.name.removeprefix("./")] = member.linkname
             count += 1  # count members rather than names, which may repeat
             if count > most:
                 raise ConfigError("", f"it has more than {most} files")
             # check this before tarfile unpacks the file to find the next entry
             if member.offset_data + member.size > MOST_UNPACKED:
                 raise ConfigError("", f"it unpacks to more than {MOST_UNPACKED // 2**30} GB")
-    return targets
+    return link_targets
 
 
 def packages_of(model: Path, config: Any) -> Path:
@@ -85,12 +87,12 @@ def packages_of(model: Path, config: Any) -> Path:
     return Path(parameter_of(config, PACKAGES).replace(MODEL, str(model)))
 
 
-def _mistake_of_targets(targets: Mapping[str, str], has_own_stub: bool) -> str:
-    """Return what is wrong with a folder of packages, or "" if nothing is. `targets` maps its files
-    to their targets if they are links, and to "" otherwise."""
-    if "bin/activate" not in targets:
+def _mistake_of_links(link_targets: Mapping[str, str], has_own_stub: bool) -> str:
+    """Return what is wrong with a folder of packages, or "" if nothing is. `link_targets` maps its
+    files to their targets if they are links, and to "" otherwise."""
+    if "bin/activate" not in link_targets:
         return "it has no bin/activate; make it with conda-pack or venv-pack"
-    matches = [match for match in map(_PYTHON.match, targets) if match]
+    matches = [match for match in map(_PYTHON.match, link_targets) if match]
     pythons = {match[1] for match in matches}
     if not has_own_stub and PYTHON not in pythons:
         packaged = f"Python {', '.join(sorted(pythons))}" if pythons else "no Python in lib/"
@@ -98,7 +100,7 @@ def _mistake_of_targets(targets: Mapping[str, str], has_own_stub: bool) -> str:
             f"it has {packaged}, and Triton's Python backend here is for Python {PYTHON}: make "
             "it with that version"
         )
-    for name, target in targets.items():
+    for name, target in link_targets.items():
         is_outside = target.startswith("/")
         if name.startswith("bin/python") and is_outside and not Path(target).exists():
             python = f"{sys.base_prefix}/bin/python{PYTHON}"

@@ -90,7 +90,7 @@ class Store:
         try:
             complete(unfinished, self.backends, source, seconds)
         except ConfigError as err:
-            choice = leave_openvino(config, str(err))
+            choice = leave_openvino(config, str(err))  # changes `config`
             if choice is None:
                 raise
             (unfinished / CONFIG).write_text(text_of(config), encoding="utf-8")
