@@ -51,7 +51,7 @@ def write_configs(
         override.platform = model_spec.platform
     if engine.preferred_batch_sizes:
         gpu.dynamic_batching.preferred_batch_size.extend(engine.preferred_batch_sizes)
-        override.dynamic_batching.SetInParent()
+        override.dynamic_batching.SetInParent()  # empty, so it removes these sizes
     if engine.accelerator:
         accelerators = gpu.optimization.execution_accelerators.gpu_execution_accelerator
         accelerators.add(name="tensorrt", parameters=engine.accelerator)
@@ -68,9 +68,9 @@ def model_config(
     (KIND_CPU, KIND_GPU) as --instances says, or else `count`."""
     config = ModelConfig(platform=platform, max_batch_size=model_spec.max_batch_size)
     for spec in model_spec.inputs:
-        _tensor(config.input.add(), spec, model_spec.max_batch_size)
+        _declare_tensor(config.input.add(), spec, model_spec.max_batch_size)
     for spec in model_spec.outputs:
-        _tensor(config.output.add(), spec, model_spec.max_batch_size)
+        _declare_tensor(config.output.add(), spec, model_spec.max_batch_size)
     if model_spec.labels:
         config.output[0].label_filename = model_spec.labels
     group = config.instance_group.add(count=request.instances or count)
@@ -82,7 +82,7 @@ def model_config(
     return config
 
 
-def _tensor(target: Any, spec: TensorSpec, max_batch_size: int) -> None:
+def _declare_tensor(target: Any, spec: TensorSpec, max_batch_size: int) -> None:
     """Declare a tensor. A scalar is declared as [1], because config.pbtxt cannot declare []:
     callers see [1] (in a batch [n, 1]), and the model sees [] (in a batch [n])."""
     target.name, target.data_type = spec.name, data_type(spec.datatype)

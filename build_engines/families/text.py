@@ -23,7 +23,7 @@ from build_engines.families.text_checkpoint import (
     write_example,
 )
 from build_engines.labels import write_labels
-from build_engines.measures import OF_TASKS, SENTENCES
+from build_engines.measures import SENTENCES, TEXT_MEASURES
 from build_engines.model_spec import ModelSpec
 from build_engines.packages import file_of
 from build_engines.request import Request
@@ -124,6 +124,6 @@ FAMILY = Family(
     write_files=write_tokenizer,
     logits=logits_of,
     samples=SENTENCES,
-    measure=lambda client: OF_TASKS[str(client.options["task"])],
+    measure=lambda client: TEXT_MEASURES[str(client.options["task"])],
     any_cpu_engine=True,
 )
