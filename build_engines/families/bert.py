@@ -61,11 +61,11 @@ def bert_model(
             x = graph.layer(x, mask, f"encoder.layer.{index}")
     except KeyError as err:
         raise BuildError(f"the checkpoint has no {err}; was it saved for another task?") from err
-    unused = sorted(tensors.keys() - graph.used)
-    if left := [key for key in unused if not SPARE.match(key)]:
+    unused = [key for key in tensors.keys() - graph.used if not SPARE.match(key)]
+    if unused:
         raise BuildError(
-            f"the checkpoint has weights that an embedding does not use: {shortened(left)}; was it "
-            "saved for another task?"
+            "the checkpoint has weights that an embedding does not use: "
+            f"{shortened(sorted(unused))}; was it saved for another task?"
         )
     pooled = graph.mean(x) if pooling == "mean" else graph.first(x)
     graph.add("Identity", x, output="last_hidden_state")
@@ -90,10 +90,12 @@ class _BertGraph(Graph):
         self.used: set[str] = set()
 
     def tensor(self, key: str) -> Array:
+        """Return a weight in FP32, and record it in `used`."""
         self.used.add(key)
         return self.tensors[key].astype(np.float32, copy=False)
 
     def weight(self, key: str) -> str:
+        """Add a weight to the graph, and return its name there."""
         return self.constant(self.tensor(key), key)
 
     def linear(self, x: str, key: str) -> str:
@@ -157,6 +159,7 @@ class _BertGraph(Graph):
         return self.add("Reshape", ordered, [0, 0, self.hidden])
 
     def layer(self, x: str, mask: str, key: str) -> str:
+        """Compute an encoder layer: attention and two linear layers, each with a residual."""
         attended = self.attention(x, mask, f"{key}.attention.self")
         mixed = self.linear(attended, f"{key}.attention.output.dense")
         x = self.layer_norm(self.add("Add", mixed, x), f"{key}.attention.output.LayerNorm")
@@ -165,6 +168,7 @@ class _BertGraph(Graph):
         return self.layer_norm(self.add("Add", narrow, x), f"{key}.output.LayerNorm")
 
     def mean(self, x: str) -> str:
+        """Compute the mean of the tokens' states, without those of padding."""
         mask = self.cast("attention_mask", TensorProto.FLOAT)
         row = self.add("Unsqueeze", mask, [1])
         total = self.add("MatMul", row, x)
