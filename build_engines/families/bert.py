@@ -112,8 +112,10 @@ class _BertGraph(Graph):
 
     def gelu(self, x: str) -> str:
         """Compute x/2 · (1 + erf(x/√2)) (arXiv:1606.08415)."""
-        erf = self.add("Erf", self.add("Div", x, np.float32(math.sqrt(2.0))))
-        product = self.add("Mul", x, self.add("Add", erf, np.float32(1.0)))
+        scaled = self.add("Div", x, np.float32(math.sqrt(2.0)))
+        erf = self.add("Erf", scaled)
+        factor = self.add("Add", erf, np.float32(1.0))
+        product = self.add("Mul", x, factor)
         return self.add("Mul", product, np.float32(0.5))
 
     def embeddings(self) -> str:
@@ -126,7 +128,8 @@ class _BertGraph(Graph):
         length = self.add("Shape", "input_ids", start=1, end=2)
         table = self.weight("embeddings.position_embeddings.weight")
         positions = self.add("Slice", table, [0], length, [0])
-        total = self.add("Add", self.add("Add", words, types), positions)
+        without_positions = self.add("Add", words, types)
+        total = self.add("Add", without_positions, positions)
         return self.layer_norm(total, "embeddings.LayerNorm")
 
     def mask(self) -> str:
@@ -152,9 +155,10 @@ class _BertGraph(Graph):
         keys = self.split_heads(x, f"{key}.key", (0, 2, 3, 1))
         values = self.split_heads(x, f"{key}.value", (0, 2, 1, 3))
         scale = np.float32(math.sqrt(self.hidden // self.heads))
-        scaled = self.add("Div", self.add("MatMul", query, keys), scale)
-        scores = self.add("Add", scaled, mask)
-        mixed = self.add("MatMul", self.add("Softmax", scores, axis=-1), values)
+        products = self.add("MatMul", query, keys)
+        scores = self.add("Add", self.add("Div", products, scale), mask)
+        shares = self.add("Softmax", scores, axis=-1)
+        mixed = self.add("MatMul", shares, values)
         ordered = self.add("Transpose", mixed, perm=(0, 2, 1, 3))
         return self.add("Reshape", ordered, [0, 0, self.hidden])
 

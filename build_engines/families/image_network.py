@@ -29,7 +29,7 @@ CLOSE = 1e-3
 # dimensions that may be dynamic, and their sizes during tracing
 TRACED_SIZES = {"batch": 2, "height": 96, "width": 160}
 # (width, height) of the images on which the client is compared with the image processor
-TRIED = ((311, 207), (190, 333), (640, 640), (60, 47), (1500, 1100), (900, 200), (180, 900))
+IMAGE_SIZES = ((311, 207), (190, 333), (640, 640), (60, 47), (1500, 1100), (900, 200), (180, 900))
 # networks to load with their own class, because AutoModel drops the projection of the embedding
 TOWERS = ("CLIPVisionModelWithProjection",)
 INTERPOLATION_NAMES = {method.value: name for name, method in INTERPOLATIONS.items()}
@@ -76,10 +76,10 @@ def write_onnx(weights: Weights, family: Family, request: Request, path: Path) -
 
 
 def _examples(client: ImageClient, request: Request) -> Iterator[Example]:
-    """Yield random pixels in each size to which the client resizes the images of TRIED: one image
+    """Yield random pixels in each size to which the client resizes images of IMAGE_SIZES: one image
     at a time and, if the model takes batches, also three at a time."""
     rng = np.random.default_rng(0)
-    images = [Image.new("RGB", size) for size in TRIED]
+    images = [Image.new("RGB", size) for size in IMAGE_SIZES]
     sizes = sorted({client.fit(image).shape[:2] for image in images})
     has_batches = request.max_batch_size and not keeps_ratio(client.options)
     batches = (1, 3) if has_batches else (1,)
@@ -95,7 +95,7 @@ def _processor(checkpoint: Path) -> Any:
 
 
 def settings_of(processor: Any) -> dict[str, str]:
-    """Return settings with which a client prepares random images of all sizes in TRIED as the image
+    """Return settings with which a client prepares random images of all IMAGE_SIZES as the image
     processor does. Raise BuildError if none of the candidates do."""
     resample = int(getattr(processor, "resample", None) or 0)
     settings = {
@@ -107,7 +107,7 @@ def settings_of(processor: Any) -> dict[str, str]:
         settings["channel_order"] = "bgr"
     for geometry in _geometries(processor):
         client = _make_client(processor, settings | geometry)
-        if all(_is_prepared_alike(processor, client, size) for size in TRIED):
+        if all(_is_prepared_alike(processor, client, size) for size in IMAGE_SIZES):
             return settings | geometry
     raise BuildError(
         f"{name_of(processor)} prepares images in a way that no client does; export the network to "
@@ -139,7 +139,7 @@ def _geometries(processor: Any) -> Iterator[dict[str, str]]:
     """Yield candidates for the client's settings: the ways in which processors resize and crop
     images. Raise BuildError if the prepared images differ in size, but the processor does not say
     how it keeps their proportions."""
-    shapes = {prepared(processor, Image.new("RGB", size)).shape for size in TRIED}
+    shapes = {prepared(processor, Image.new("RGB", size)).shape for size in IMAGE_SIZES}
     shortest = _configured_size(processor, "shortest_edge")
     if len(shapes) > 1:
         longest = _configured_size(processor, "longest_edge")

@@ -155,7 +155,7 @@ def finish_model(
     if size:
         settings["size"] = str(size)
     if family.example:
-        is_grey = bool(sides) and 1 in (sides[0], sides[-1])
+        is_grey = bool(sides) and 1 in (sides[0], sides[-1])  # channels are first or last
         copy_example(GREY if is_grey else family.example, folder)
     labels = DEFAULT_LABELS if has_labels and family.classifies else ""
     return replace(spec, settings=settings, labels=labels)

@@ -74,10 +74,12 @@ def _parse_input(text: str, number: int) -> TensorSpec:
         raise UsageError(
             f"--input {text}: it is [NAME:]DATATYPE:DIMS, for example FP32:3,224,224 or INT64:-1"
         )
-    dims = tuple(map(int, filter(None, match[3].split(","))))
-    if any(size < 1 and size != -1 for size in dims):
+    name, datatype, dims = match.groups()
+    sizes = dims.split(",") if dims else []  # a scalar has no dimensions
+    shape = tuple(map(int, sizes))
+    if any(size < 1 and size != -1 for size in shape):
         raise UsageError(f"--input {text}: a dimension is at least 1, or -1 if it varies")
-    return TensorSpec(match[1] or f"INPUT__{number}", match[2], dims)
+    return TensorSpec(name or f"INPUT__{number}", datatype, shape)
 
 
 def _read(path: Path) -> Any:

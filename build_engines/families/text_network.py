@@ -44,7 +44,7 @@ SPARE = (
     r"generator_\w+|discriminator_predictions|vocab_\w+|head|decoder)\."
 )
 # (rows, tokens) of the inputs on which the file is compared with the network
-TRIED = ((1, 3), (3, 12), (2, 21))
+EXAMPLE_SIZES = ((1, 3), (3, 12), (2, 21))
 LARGEST = 2**31 - 2**24  # maximum bytes of weights: protobuf's limit, minus room for the graph
 
 
@@ -63,7 +63,7 @@ def write_onnx(checkpoint: Path, task: str, pooling: str, path: Path) -> None:
         shapes[POSITIONS] = ("batch", "masks")
         second = "masks"
     export_onnx(network, network.example(2, 9), shapes, network.outputs, path, second)
-    examples = [network.example(rows, tokens) for rows, tokens in TRIED]
+    examples = [network.example(rows, tokens) for rows, tokens in EXAMPLE_SIZES]
     check_answers(network, path, examples, _equal_without_padding)
     _check_padding(network, examples)
 

@@ -107,7 +107,8 @@ class _Network(ImageGraph):
         weights, bias = self._take(outputs, channels, kernel, kernel), values["beta"]
         if not is_head:
             weights, bias = folded(weights, values, EPSILON)
-        x = self.add("Conv", x, weights, bias, pads=[kernel // 2] * 4, strides=[stride] * 2)
+        pads, strides = [kernel // 2] * 4, [stride] * 2
+        x = self.add("Conv", x, weights, bias, pads=pads, strides=strides)
         return x if is_head else self.add("LeakyRelu", x, alpha=SLOPE)
 
     def block(self, x: str, channels: int) -> tuple[str, str]:

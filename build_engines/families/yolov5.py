@@ -211,7 +211,8 @@ class YoloV5(nn.Module):
         self.outputs = tensors["model.24.m.0.weight"].shape[0] // 3
         self.classes = self.outputs - 5
         # numbers of output channels of the five layers that halve height and width
-        a, b, c, d, e = (len(tensors[f"model.{layer}.conv.weight"]) for layer in (0, 1, 3, 5, 7))
+        halving = [tensors[f"model.{layer}.conv.weight"] for layer in (0, 1, 3, 5, 7)]
+        a, b, c, d, e = map(len, halving)
 
         def block(layer: int, inputs: int, outputs: int, residual: bool = True) -> C3:
             prefix = f"model.{layer}.m."
@@ -278,12 +279,15 @@ class YoloV5(nn.Module):
     def _cells(self, level: int, logits: Tensor) -> Tensor:
         """Return a row for each anchor and cell: the cell's x, y and stride, and the anchor's width
         and height."""
-        rows = torch.arange(_size(logits, 2))
-        y, x = torch.meshgrid(rows, torch.arange(_size(logits, 3)), indexing="ij")
+        rows, columns = torch.arange(_size(logits, 2)), torch.arange(_size(logits, 3))
+        y, x = torch.meshgrid(rows, columns, indexing="ij")
         stride = torch.full_like(x, STRIDES[level])
         cells = torch.stack((x, y, stride), -1).reshape(-1, 3).float()
         anchors = self.anchors[level].float()
-        parts = [torch.cat((cells, anchor.expand(len(cells), 2)), 1) for anchor in anchors]
+        parts = []
+        for anchor in anchors:
+            sides = anchor.expand(len(cells), 2)
+            parts.append(torch.cat((cells, sides), 1))
         return torch.cat(parts)
 
 
