@@ -48,14 +48,11 @@ def build(model_spec: ModelSpec, folder: Path, request: Request) -> Engine:
     shapes = model_spec.profile()
     inputs, _ = onnx_reader.specs(onnx_reader.read(onnx))
     profile = {spec.name: shapes[spec.name] for spec in inputs if -1 in spec.shape}
-    # kernel timings are valid only for one kind of GPU and one version of TensorRT
-    name = re.sub(r"[^A-Za-z0-9.]+", "-", f"timing-{gpu.gpu}-{program.version}")
-    cache_folder().mkdir(parents=True, exist_ok=True)
-    timing = cache_folder() / f"{name}.cache"
     print(
         f"trtexec (TensorRT {program.version}) builds in {request.precision} for {gpu.gpu}",
         flush=True,
     )
+    timing = _timing_cache(gpu.gpu, program.version)
     program.build(onnx, request.precision, profile, timing, calibration)
     largest = model_spec.max_batch_size
     half = max(largest // 2, 1)  # the typical batch of the profile
@@ -76,6 +73,14 @@ def check(model_spec: ModelSpec) -> None:
             "TensorRT takes images of one size, and this model's images keep their "
             "proportions: build it with --for cpu, which ONNX Runtime serves on a GPU too"
         )
+
+
+def _timing_cache(gpu: str, version: str) -> Path:
+    """Create the cache folder. Return the path of the file for kernel timings, which are valid only
+    for one kind of GPU and one version of TensorRT."""
+    name = re.sub(r"[^A-Za-z0-9.]+", "-", f"timing-{gpu}-{version}")
+    cache_folder().mkdir(parents=True, exist_ok=True)
+    return cache_folder() / f"{name}.cache"
 
 
 def _write_calibration(model_spec: ModelSpec, folder: Path, request: Request, code: int) -> Path:

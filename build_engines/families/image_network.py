@@ -15,7 +15,14 @@ from transformers import AutoImageProcessor
 
 from build_engines.errors import BuildError, UsageError, explained
 from build_engines.families.family import Family, Head
-from build_engines.families.torch_export import OFFLINE, Example, check_answers, export_onnx, load
+from build_engines.families.torch_export import (
+    OFFLINE,
+    Example,
+    Shape,
+    check_answers,
+    export_onnx,
+    load,
+)
 from build_engines.request import Request
 from build_engines.weights import Weights
 from clients._image import ImageClient
@@ -57,11 +64,7 @@ def write_onnx(weights: Weights, family: Family, request: Request, path: Path) -
             "batched: leave the flag out"
         )
     module = Pixels(network, client, head)
-    height, width = client.input.shape[1:]
-    # either both height and width are dynamic, or neither is
-    sides = ("height", "width") if height == -1 else (height, width)
-    batch = "batch" if request.max_batch_size else 1
-    shape = (batch, 3, *sides)
+    shape = _input_shape(client, request)
     traced = [size if isinstance(size, int) else TRACED_SIZES[size] for size in shape]
     example = torch.zeros(traced, dtype=torch.uint8)
     export_onnx(module, {INPUT: example}, {INPUT: shape}, head.outputs, path)
@@ -73,6 +76,14 @@ def write_onnx(weights: Weights, family: Family, request: Request, path: Path) -
         )
     check_answers(module, path, _examples(client, request), head.same, remedy)
     return settings | head.settings(processor)
+
+
+def _input_shape(client: ImageClient, request: Request) -> Shape:
+    height, width = client.input.shape[1:]
+    # either both height and width are dynamic, or neither is
+    sides = ("height", "width") if height == -1 else (height, width)
+    batch = "batch" if request.max_batch_size else 1
+    return (batch, 3, *sides)
 
 
 def _examples(client: ImageClient, request: Request) -> Iterator[Example]:
