@@ -34,16 +34,16 @@ from serving.request_memory import open_account, reserve
 from serving.settings.table import ON_POST, Settings
 
 
-def create_app(settings: Settings, shared_memory: str = "") -> Flask:
+def create_app(settings: Settings, shared_prefix: str = "") -> Flask:
     """Return the WSGI application. The app opens no connection before its first request. The names
-    of its files in /dev/shm begin with `shared_memory`."""
+    of its files in /dev/shm begin with `shared_prefix`."""
     app = Flask(__name__, static_folder=None)
     app.request_class = Incoming
     app.config["MAX_CONTENT_LENGTH"] = settings.max_body_bytes
     app.url_map.merge_slashes = False  # do not redirect paths with double slashes
     # answer OPTIONS with 405, like any method a route does not define
     app.config["PROVIDE_AUTOMATIC_OPTIONS"] = False
-    app.extensions["serving"] = Services(settings, shared_memory)
+    app.extensions["serving"] = Services(settings, shared_prefix)
     app.register_error_handler(Exception, error_reply)
     app.teardown_request(lambda _error: incoming().drain())
     app.add_url_rule("/ping", view_func=ping, methods=["GET", "POST"])
@@ -72,7 +72,7 @@ def ping() -> Response:
     if services().settings.ping_mode == "live":
         monitoring.check_live()
     else:
-        monitoring.check()
+        monitoring.check_ready()
     return Response(status=HTTPStatus.OK, mimetype="text/plain")
 
 
@@ -138,23 +138,23 @@ def _answer(source: Incoming, read: Callable[[Incoming], Body], route: Target) -
     body = read(source)
     request = read_request(source, body, route)
     target = request.target
+    # if no model is named, the body of another API is for the only model with one of its tasks
     tasks = body.tasks if isinstance(body, ApiBody) else ()
-    with app.registry.use(
-        source.slot.keep, source.timings.stage("load"), target.name, target.version, tasks
-    ) as served:
+    loading = source.timings.stage("load")
+    with app.registry.use(source.slot.keep, loading, target.name, target.version, tasks) as served:
         source.model = served.name
         job = body.bind(served, request)
         if job.request.stream:  # the headers, the body, the route or a setting may ask for one
             # a stream has a later deadline than the one set above
             allow_time(job.request.deadline, seconds, sent)
             return stream_reply(source, job)
-        response = whole_reply(source, job)
+        response = _whole_reply(source, job)
         if response.is_streamed:  # a large reply, which the caller must read within `seconds`
             allow_time(Deadline.after(seconds), seconds, sent)
         return response
 
 
-def whole_reply(source: Incoming, job: Job) -> Response:
+def _whole_reply(source: Incoming, job: Job) -> Response:
     """Run the job to its end and return its reply, which is sent in pieces if it is large. Raise a
     ServingError or BackendDied."""
     reply = job.answer(services().gateway)

@@ -106,20 +106,20 @@ static int has_argument(const char *pid, const char *argument)
     return 0;
 }
 
-/* Return whether a living child process has the name of the file that contains the semaphore on its command line, or 0
- * if /proc cannot be read. */
+/* Return whether a living child process has the name of the semaphore's file on its command line. Return 0 if /proc
+ * cannot be read. */
 static int stub_lives(const void *semaphore)
 {
-    struct entry *each;
+    struct entry *process;
     void *processes;
     char region[NAME];
     int found = 0;
 
     if (!find_region(semaphore, region) || !(processes = opendir("/proc")))
         return 0;
-    while (!found && (each = readdir(processes)))
-        found = each->name[0] >= '1' && each->name[0] <= '9' && is_living_child(each->name)
-            && has_argument(each->name, region);
+    while (!found && (process = readdir(processes)))
+        found = process->name[0] >= '1' && process->name[0] <= '9' /* a pid */
+            && is_living_child(process->name) && has_argument(process->name, region);
     closedir(processes);
     return found;
 }
@@ -137,6 +137,7 @@ int sem_timedwait(void *semaphore, const struct time *until)
         if (!sem_clockwait(semaphore, CLOCK_MONOTONIC, &next))
             return 0;
     }
+    /* The stub may have answered after the last wait, and then ended. */
     if (!sem_trywait(semaphore))
         return 0;
     *__errno_location() = ETIMEDOUT;
@@ -150,6 +151,7 @@ struct status Py_InitializeFromConfig(const void *config)
     const char *set = getenv("PYTHONDONTWRITEBYTECODE");
     struct status result = initialize(config);
 
+    /* kind 0 is success; flags 0 are the default ones */
     if (!result.kind && run && set && *set)
         run("import sys; sys.dont_write_bytecode = True", 0);
     return result;

@@ -18,7 +18,7 @@ from typing import Any
 import cv2
 import numpy as np
 
-from bench.load import PROCESSORS, Networks, Round, ask, load
+from bench.load import PROCESSORS, Networks, Round, run_round, send
 from bench.scenarios import Scenario, scenarios
 from bench.servers import PEERS, NotStarted, Server, alone, running
 
@@ -55,17 +55,27 @@ def main() -> int:
         "--out", type=Path, help="file that the page is written to; default: the terminal"
     )
     options = parser.parse_args()
-    chosen = [s for s in scenarios() if any(word in s.name for word in options.scenarios)]
-    names = options.servers + ["before"] * bool(options.before)
+    names = options.servers
+    before = None
+    if options.before:
+        names = [*names, "before"]
+        before = options.before.resolve()
+    measured: Rounds = {}
     try:
-        with running(names, options.before and options.before.resolve()) as servers:
+        with running(names, before) as servers:
             memory = {server.name: server.memory() for server in servers}
-            measured = {s: measure(s, servers, options.rounds, options.seconds) for s in chosen}
+            for scenario in scenarios():
+                if any(word in scenario.name for word in options.scenarios):
+                    results = measure(scenario, servers, options.rounds, options.seconds)
+                    measured[scenario] = results
     except NotStarted as err:
         print(err, file=sys.stderr)
         return 1
     page = render(measured, memory, options.rounds, options.seconds)
-    options.out.write_text(page) if options.out else print(page)
+    if options.out:
+        options.out.write_text(page)
+    else:
+        print(page)
     return 0
 
 
@@ -82,27 +92,27 @@ def measure(
     rates: dict[str, float] = {}  # requests per second in an open loop
     for server in supporting:
         with alone(server, servers):
-            warm_up = load(server, scenario, seconds if scenario.share else 1)
+            warm_up = run_round(server, scenario, seconds if scenario.share else 1)
         rates[server.name] = scenario.share * warm_up.rate
     done: defaultdict[str, list[Round]] = defaultdict(list)
     for _ in range(rounds):
         for server in supporting:
             with alone(server, servers):
-                took = load(server, scenario, seconds, rates[server.name])
+                took = run_round(server, scenario, seconds, rates[server.name])
             done[server.name].append(took)
         if networks.models and not scenario.share:
             with alone(None, servers):
-                done["limit"].append(networks.load(scenario, seconds))
+                done["limit"].append(networks.run_round(scenario, seconds))
     print(f"measured: {scenario.name}", file=sys.stderr)
     return done
 
 
 def check_answers(scenario: Scenario, servers: Sequence[Server], networks: Networks) -> None:
     """Raise NotStarted if a server's answer differs from that of the networks alone."""
-    for request in scenario.asks:
+    for request in scenario.requests:
         expected = gist(networks.predict(request))
         for server in servers:
-            answer = gist(json.loads(ask(server, request)))
+            answer = gist(json.loads(send(server, request)))
             if not is_same(answer, expected):
                 raise NotStarted(
                     f"{server.name} answers {answer} to {scenario.name}, not {expected}"
@@ -118,9 +128,10 @@ def gist(answer: Any) -> Any:
         return None
     if "embedding" in answer:
         return answer["embedding"][:32]
-    return answer.get("label") or next(
-        (best for value in answer.values() if (best := gist(value))), None
-    )
+    if answer.get("label"):
+        return answer["label"]
+    gists = map(gist, answer.values())
+    return next((best for best in gists if best), None)
 
 
 def is_same(answer: Any, expected: Any) -> bool:
@@ -133,25 +144,19 @@ def is_same(answer: Any, expected: Any) -> bool:
 def render(measured: Rounds, memory: dict[str, int], rounds: int, seconds: int) -> str:
     """Return the text of the page: the summary, and a table for each scenario, with medians, and
     with each server's rate as a ratio to this project's rate in the same round."""
-    cpu = next(
-        line
-        for line in Path("/proc/cpuinfo").read_text().splitlines()
-        if line.startswith("model name")
-    )
-    machine = f"{cpu.partition(':')[2].strip()}, {PROCESSORS} processors"
     lines = [
-        f"{machine}; {rounds} rounds of {seconds} s of each server in turns, while the others are "
-        'stopped; ONNX Runtime, FP32, except for "default".',
+        f"{_processor()}, {PROCESSORS} processors; {rounds} rounds of {seconds} s of each server "
+        'in turns, while the others are stopped; ONNX Runtime, FP32, except for "default".',
         "",
         *summary(measured),
         "",
     ]
+    rule = _row(*["---"] * len(COLUMNS))
     for scenario, servers in measured.items():
-        lines += [f"### {_title(scenario)}", "", _row(*COLUMNS), _row(*["---"] * len(COLUMNS))]
-        lines += [
-            row(server, results, servers.get("ours", results))
-            for server, results in servers.items()
-        ]
+        lines += [f"### {_title(scenario)}", "", _row(*COLUMNS), rule]
+        for server, results in servers.items():
+            # if this project is not measured, the ratio is 1
+            lines.append(row(server, results, servers.get("ours", results)))
         lines.append("")
     lines += ["### Memory after the start", "", _row("Server", "MB"), _row("---", "---")]
     lines += [_row(name, f"{size / 2**20:.0f}") for name, size in memory.items()]
@@ -164,27 +169,24 @@ def summary(measured: Rounds) -> list[str]:
     failed, or if the rate was given, as in an open loop."""
     names = set(chain.from_iterable(measured.values()))
     others = [name for name in (*SERVERS[1:], "before", "limit") if name in names]
-    lines = [_row("Scenario", *FIGURES, *others), _row(*["---"] * (1 + len(FIGURES) + len(others)))]
+    columns = ["Scenario", *FIGURES, *others]
+    lines = [_row(*columns), _row(*["---"] * len(columns))]
     for scenario, servers in measured.items():
         good = {name: rounds for name, rounds in servers.items() if not errors(rounds)}
-        ours = good.get("ours", [])
+        ours = good.pop("ours", [])
+        own = figures(ours) if ours else [""] * len(FIGURES)
         cells = dict.fromkeys(others, "")
-        own = [""] * len(FIGURES)
-        if ours:
-            own = figures(ours)
         if ours and not scenario.share:
-            cells |= {
-                name: f"{median(ratios(rounds, ours)):.2f}"
-                for name, rounds in good.items()
-                if name != "ours"
-            }
+            for name, rounds in good.items():
+                cells[name] = f"{median(ratios(rounds, ours)):.2f}"
         lines.append(_row(_title(scenario), *own, *cells.values()))
     return lines
 
 
 def row(name: str, results: list[Round], ours: list[Round]) -> str:
     """Return a server's row in the table of a scenario."""
-    if count := errors(results):
+    count = errors(results)
+    if count:
         blanks = [""] * (len(COLUMNS) - 2)
         return _row(name, f"{count} answers were not 200", *blanks)
     rate, *others = figures(results)
@@ -222,6 +224,13 @@ def ratios(results: list[Round], ours: list[Round]) -> list[float]:
     order."""
     pairs = zip(results, ours, strict=True)
     return sorted(theirs.rate / own.rate for theirs, own in pairs)
+
+
+def _processor() -> str:
+    """Return the name of this machine's processor."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    line = next(line for line in lines if line.startswith("model name"))
+    return line.partition(":")[2].strip()
 
 
 def _title(scenario: Scenario) -> str:

@@ -34,6 +34,7 @@ def channel() -> InferenceServerClient:
 
 @cache
 def model(name: str) -> Model:
+    """Return the code that prepares and finishes the model's requests, created once per worker."""
     return KINDS[name](Path(os.environ["BENCH_REPOSITORY"]) / name)
 
 
@@ -46,11 +47,10 @@ def ping() -> str:
 def invoke(name: str) -> Response:
     inputs: list[Any] = []
     for key, array in model(name).prepare(request.get_data()).items():
-        inputs.append(InferInput(key, list(array.shape), DATATYPES[array.dtype.name]))
-        inputs[-1].set_data_from_numpy(array)
+        tensor = InferInput(key, list(array.shape), DATATYPES[array.dtype.name])
+        tensor.set_data_from_numpy(array)
+        inputs.append(tensor)
     output = OUTPUTS[name]
     reply = channel().infer(name, inputs, outputs=[InferRequestedOutput(output)])
-    return Response(
-        orjson.dumps(model(name).finish({output: reply.as_numpy(output)})),
-        mimetype="application/json",
-    )
+    prediction = model(name).finish({output: reply.as_numpy(output)})
+    return Response(orjson.dumps(prediction), mimetype="application/json")

@@ -27,7 +27,7 @@ from PIL import Image
 from torch import Tensor, nn
 from transformers import BertConfig, BertModel, ResNetConfig, ResNetForImageClassification
 
-from serving.host.processes import used_by
+from serving.host.processes import memory_used_by
 from tests.support.harness import Server
 
 CALLERS = 16
@@ -94,10 +94,14 @@ class Case:
     batch: int = 32
 
     def infer(self, server: Server, values: Tensor) -> requests.Response:
-        kind = "UINT8" if values.dtype == torch.uint8 else "INT64"
-        data = values.flatten().tolist()
-        given = {"name": self.input, "shape": list(values.shape), "datatype": kind, "data": data}
-        return server.post(f"/models/{self.name}/invoke", json={"inputs": [given]})
+        datatype = "UINT8" if values.dtype == torch.uint8 else "INT64"
+        tensor = {
+            "name": self.input,
+            "shape": list(values.shape),
+            "datatype": datatype,
+            "data": values.flatten().tolist(),
+        }
+        return server.post(f"/models/{self.name}/invoke", json={"inputs": [tensor]})
 
 
 def cases(small: bool) -> list[Case]:
@@ -135,14 +139,17 @@ def write(case: Case, folder: Path, kind: str) -> Path:
     (version.parent / "config.pbtxt").write_text(config)
     module = case.module.eval()
     with torch.inference_mode():
-        is_scripted = isinstance(module, Greedy)
-        saved = torch.jit.script(module) if is_scripted else torch.jit.trace(module, case.example)
+        if isinstance(module, Greedy):  # a trace would always allocate the example's size
+            saved = torch.jit.script(module)
+        else:
+            saved = torch.jit.trace(module, case.example)
     saved.save(str(version / "model.pt"))
     return archive
 
 
 class Memory:
-    """Measures the memory in use in bytes: the GPU's, or that of the server's processes."""
+    """Measures the memory in use in bytes: the GPU's, or that of tritonserver and the processes of
+    the models."""
 
     def __init__(self, kind: str, server: Server) -> None:
         self.on_gpu = kind == "KIND_GPU"
@@ -152,7 +159,7 @@ class Memory:
         if self.on_gpu:
             free, total = torch.cuda.mem_get_info()
             return int(total - free)
-        return used_by(self.server.process.pid)
+        return memory_used_by(self.server.pid("tritonserver"))
 
 
 @contextmanager
@@ -184,7 +191,8 @@ def answer(case: Case, server: Server) -> NDArray[np.float32]:
 def expected(case: Case, device: Any) -> NDArray[np.float32]:
     """Run the network on its example in this process, and return the output."""
     with torch.inference_mode():
-        result: NDArray[np.float32] = case.module.to(device)(case.example.to(device)).cpu().numpy()
+        output = case.module.to(device)(case.example.to(device))
+    result: NDArray[np.float32] = output.cpu().numpy()
     return result
 
 
@@ -223,7 +231,7 @@ def own_rate(case: Case, device: Any, seconds: float) -> float:
     runs = 0
     end = time.monotonic() + seconds
     with torch.inference_mode():
-        case.module(images).cpu()
+        case.module(images).cpu()  # to warm up
         while time.monotonic() < end:
             case.module(images).cpu()
             runs += 1
@@ -238,13 +246,15 @@ def check(is_right: bool, text: str) -> None:
 
 
 def measure(kind: str, small: bool, seconds: float, folder: Path) -> None:
+    """Run all steps, and print the results. End the program with status 1 if a check fails."""
     resnet, bert, greedy = cases(small)
     with serving(folder) as server:
         memory = Memory(kind, server)
         for case in (resnet, bert):
             archive = write(case, folder, kind)
             before = memory.used()
-            print(f"{case.name}: loaded in {load(case, archive, server):.1f} s")
+            took = load(case, archive, server)
+            print(f"{case.name}: loaded in {took:.1f} s")
             answered = answer(case, server)
             if case is resnet:
                 rate = served_rate(case, server, seconds)
@@ -285,9 +295,9 @@ def refuse_too_much(case: Case, server: Server) -> None:
     """Request more memory than any machine has, and then none, to check that the server
     survives."""
     refused = case.infer(server, torch.tensor([[MUCH]]))
-    again = case.infer(server, torch.tensor([[0]]))
-    text = f"{MUCH} GiB: {refused.status_code}; the next call: {again.status_code}"
-    check((refused.status_code, again.status_code) == (507, 200), text)
+    later = case.infer(server, torch.tensor([[0]]))
+    text = f"{MUCH} GiB: {refused.status_code}; the next call: {later.status_code}"
+    check((refused.status_code, later.status_code) == (507, 200), text)
 
 
 def main() -> None:

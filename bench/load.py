@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import onnxruntime
 
-from bench.scenarios import ROOT, Ask, Scenario
+from bench.scenarios import ROOT, Request, Scenario
 from bench.servers import Server
 from bench.work import KINDS, predict
 
@@ -63,16 +63,16 @@ class Round:
     refused: int = 0
 
 
-def ask(server: Server, request: Ask) -> bytes:
+def send(server: Server, request: Request) -> bytes:
     """Send one request, and return the body of the answer."""
-    path, headers, body = server.request(request)
-    sent = urllib.request.Request(f"http://127.0.0.1:{server.port}{path}", body, headers)
-    with urllib.request.urlopen(sent, timeout=60) as reply:
+    path, headers, body = server.http_request(request)
+    url = f"http://127.0.0.1:{server.port}{path}"
+    with urllib.request.urlopen(urllib.request.Request(url, body, headers), timeout=60) as reply:
         answer: bytes = reply.read()
     return answer
 
 
-def load(server: Server, scenario: Scenario, seconds: int, rate: float = 0.0) -> Round:
+def run_round(server: Server, scenario: Scenario, seconds: int, rate: float = 0.0) -> Round:
     """Run one round against a server, as an open loop at `rate` or, if `rate` is 0, as a closed
     loop. Return its results."""
     begun = server.processor_seconds()
@@ -83,8 +83,8 @@ def load(server: Server, scenario: Scenario, seconds: int, rate: float = 0.0) ->
     ended = server.processor_seconds()
     settle(server)
     answers = max(1.0, done.rate * seconds)
-    used = {kind: 1000 * (ended[kind] - begun.get(kind, 0.0)) / answers for kind in ended}
-    return replace(done, processor=used)
+    used = {program: total - begun.get(program, 0.0) for program, total in ended.items()}
+    return replace(done, processor={name: 1000 * spent / answers for name, spent in used.items()})
 
 
 def settle(server: Server) -> None:
@@ -103,11 +103,13 @@ def closed_loop(server: Server, scenario: Scenario, seconds: int) -> Round:
     """Run wrk, whose callers each send their next request after the answer to the previous one.
     Return the results."""
     with tempfile.TemporaryDirectory(prefix="wrk-") as name:
-        files = [Path(name) / str(index) for index in range(len(scenario.asks))]
-        for file, request in zip(files, scenario.asks, strict=True):
+        paths = []
+        for index, request in enumerate(scenario.requests):
+            file = Path(name) / str(index)
             file.write_bytes(message(server, request))
+            paths.append(json.dumps(str(file)))  # a literal in Lua, too
         script = Path(name) / "requests.lua"
-        script.write_text(SCRIPT % ", ".join(json.dumps(str(file)) for file in files))
+        script.write_text(SCRIPT % ", ".join(paths))
         options = f"-t1 -c{scenario.callers} -d{seconds}s --timeout={TIMEOUT}s"
         command = ["wrk", *options.split(), "-s", str(script), f"http://127.0.0.1:{server.port}"]
         done = subprocess.run(command, capture_output=True, text=True, check=True)
@@ -116,9 +118,9 @@ def closed_loop(server: Server, scenario: Scenario, seconds: int) -> Round:
     return Round(answers / (duration / 1e6), p50 / 1000, p99 / 1000, errors)
 
 
-def message(server: Server, request: Ask) -> bytes:
+def message(server: Server, request: Request) -> bytes:
     """Return the request as an HTTP message."""
-    path, headers, body = server.request(request)
+    path, headers, body = server.http_request(request)
     lines = [f"POST {path} HTTP/1.1", f"Host: 127.0.0.1:{server.port}"]
     lines += [f"{name}: {value}" for name, value in headers.items()]
     lines += [f"Content-Length: {len(body)}", "", ""]
@@ -132,7 +134,7 @@ def open_loop(server: Server, scenario: Scenario, seconds: int, rate: float) -> 
     count = max(1, round(rate * seconds))
     gaps = np.random.default_rng(0).exponential(1 / rate, count)
     dues = (time.monotonic() + np.cumsum(gaps)).tolist()
-    requests = [server.request(request) for request in scenario.asks]
+    requests = [server.http_request(request) for request in scenario.requests]
     calls = zip(dues, itertools.cycle(requests))  # shared by the callers: each takes the next one
     answers: list[tuple[int, float]] = []  # status and latency
 
@@ -156,7 +158,8 @@ def open_loop(server: Server, scenario: Scenario, seconds: int, rate: float) -> 
     took = time.monotonic() - dues[0]
     latencies = [latency for status, latency in answers if status == HTTPStatus.OK]
     refused = sum(status == HTTPStatus.SERVICE_UNAVAILABLE for status, _ in answers)
-    return _round(latencies, took, count - len(latencies) - refused, refused)
+    errors = count - len(latencies) - refused
+    return _results(latencies, took, errors, refused)
 
 
 class Networks:
@@ -167,38 +170,39 @@ class Networks:
         names = set() if scenario.is_tensor else scenario.models()
         self.models = {name: KINDS[name](ROOT / "model_repository" / name) for name in names}
         threads = 1 if scenario.callers > 1 else PROCESSORS
+        # the sessions of each caller thread
         self._sessions = [
             {name: model.session(threads) for name, model in self.models.items()}
             for _ in range(PROCESSORS // threads)
         ]
 
-    def predict(self, request: Ask, sessions: Sessions | None = None) -> Any:
+    def predict(self, request: Request, sessions: Sessions | None = None) -> Any:
         """Return the prediction for a request."""
         session = (sessions or self._sessions[0])[request.model]
         return predict(self.models[request.model], session, request.plain)
 
-    def load(self, scenario: Scenario, seconds: int) -> Round:
+    def run_round(self, scenario: Scenario, seconds: int) -> Round:
         """Run one round, with one caller thread per processor, or with one caller whose runs use
         both processors. Return the results."""
         latencies: list[float] = []
         end = time.monotonic() + seconds
-        requests = itertools.cycle(scenario.asks)
+        requests = itertools.cycle(scenario.requests)
 
-        def call(own: Sessions) -> None:
+        def call(sessions: Sessions) -> None:
             while (begun := time.monotonic()) < end:
-                self.predict(next(requests), own)
+                self.predict(next(requests), sessions)
                 latencies.append(1000 * (time.monotonic() - begun))
 
-        used = time.process_time()
+        used_before = time.process_time()
         begun = time.monotonic()
         with ThreadPoolExecutor() as pool:
             list(pool.map(call, self._sessions))
-        done = _round(latencies, time.monotonic() - begun)
-        used = 1000 * (time.process_time() - used) / len(latencies)
-        return replace(done, processor={"model": used})
+        done = _results(latencies, time.monotonic() - begun)
+        used = time.process_time() - used_before
+        return replace(done, processor={"model": 1000 * used / len(latencies)})
 
 
-def _round(latencies: list[float], took: float, errors: int = 0, refused: int = 0) -> Round:
+def _results(latencies: list[float], took: float, errors: int = 0, refused: int = 0) -> Round:
     """Return the results of a round of `took` seconds with these latencies."""
     p50, p99 = np.percentile(latencies or [0.0], (50, 99)).tolist()
     return Round(len(latencies) / took, p50, p99, errors, refused=refused)

@@ -58,7 +58,7 @@ def p99(url: str, seconds: float) -> float:
     return float(np.percentile(times, 99))
 
 
-def beside(name: str, server: Server, seconds: float) -> float:
+def p99_beside(name: str, server: Server, seconds: float) -> float:
     """Return the neighbour's p99 while the row's requests are sent."""
     begin = multiprocessing.Event()
     end = multiprocessing.Event()
@@ -70,7 +70,7 @@ def beside(name: str, server: Server, seconds: float) -> float:
     finally:
         end.set()
         attacker.join()
-        wait_until(lambda: server.in_work() == 0, "the server has nothing more to do")
+        wait_until(lambda: server.in_flight() == 0, "the server has nothing more to do")
 
 
 def main() -> None:
@@ -81,13 +81,13 @@ def main() -> None:
     names = [name for name in ROWS if any(word in name for word in options.rows)]
     with tempfile.TemporaryDirectory(prefix="neighbours-") as folder:
         make_models(Path(folder) / "models")
-        own = {"SERVE_REQUEST_MEMORY_SHARE": str(SHARE), "SERVE_LOG_LEVEL": "error"}
-        server = Server(Path(folder), Path(folder) / "models", **own).wait_ready()
+        variables = {"SERVE_REQUEST_MEMORY_SHARE": str(SHARE), "SERVE_LOG_LEVEL": "error"}
+        server = Server(Path(folder), Path(folder) / "models", **variables).wait_ready()
         try:
             p99(server.url, 2.0)
             for name in names:
                 alone = p99(server.url, options.seconds)
-                taken = beside(name, server, options.seconds)
+                taken = p99_beside(name, server, options.seconds)
                 mark = " !" if taken > MOST * alone else ""
                 print(
                     f"{taken / alone:5.1f} ×  {alone:4.0f} ms alone, {taken:6.0f} ms beside "

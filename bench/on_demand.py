@@ -30,7 +30,7 @@ from tests.simulate.command import Command
 from tests.support.archives import Usage, share_for, usage
 from tests.support.harness import PATIENCE, Server, tensor
 
-Ask = Callable[[int], requests.Response]  # calls the model that has the given number
+CallModel = Callable[[int], requests.Response]  # calls the model that has the given number
 COUNTERS = ("loads", "hits", "misses", "evictions", "thrash")
 DRIFT = 2.0  # with --drift, seconds until another model becomes the most popular one
 WITHOUT_LOADS = 0.2  # length of the phase without loads, as a share of the phase with them
@@ -39,7 +39,8 @@ LOADED = "right after a load"
 
 
 @contextmanager
-def running(folder: Path, **variables: str) -> Iterator[tuple[Ask, Server]]:
+def running(folder: Path, **variables: str) -> Iterator[tuple[CallModel, Server]]:
+    """Run a server in on-demand mode. Print its counters at the end."""
     with on_demand(folder, **variables) as server:
         yield lambda number: call(server, f"m{number}"), server
         counts = {name: counted(server, f"serve_on_demand_{name}_total") for name in COUNTERS}
@@ -47,19 +48,19 @@ def running(folder: Path, **variables: str) -> Iterator[tuple[Ask, Server]]:
 
 
 @contextmanager
-def simulated(folder: Path, **variables: str) -> Iterator[tuple[Ask, None]]:
+def simulated(folder: Path, **variables: str) -> Iterator[tuple[CallModel, None]]:
     """Simulate a multi-model endpoint with the same archives and the same memory."""
-    own = [f"--env={name}={value}" for name, value in variables.items()]
-    simulator = Command(folder, f"--models={folder / 'models'}", *own)
+    options = [f"--env={name}={value}" for name, value in variables.items()]
+    simulator = Command(folder, f"--models={folder / 'models'}", *options)
     url = f"{simulator.wait_ready()}/endpoints/any/invocations"
     body = {"inputs": [tensor([2.0])]}
 
-    def ask(number: int) -> requests.Response:
+    def call_model(number: int) -> requests.Response:
         headers = {TARGET: f"m{number}.tar.gz"}
         return requests.post(url, json=body, headers=headers, timeout=PATIENCE)
 
     try:
-        yield ask, None
+        yield call_model, None
     finally:
         simulator.stop(signal.SIGTERM)
     summary = simulator.output().partition("stopping …")[2].strip().splitlines()
@@ -76,7 +77,7 @@ def result(reply: requests.Response, number: int) -> str:
     return LOADED if "load;" in reply.headers.get("Server-Timing", "") else RIGHT
 
 
-def zipf(ask: Ask, archives: int, seconds: float, drift: bool) -> list[Call]:
+def zipf(call_model: CallModel, archives: int, seconds: float, drift: bool) -> list[Call]:
     """Call models again and again for `seconds`. The n-th most popular model gets 1 / n of the
     calls that the most popular one gets. Return the calls."""
     weights = [1 / rank for rank in range(1, archives + 1)]
@@ -85,7 +86,7 @@ def zipf(ask: Ask, archives: int, seconds: float, drift: bool) -> list[Call]:
         shift = int(elapsed / DRIFT) if drift else 0
         (rank,) = random.choices(range(archives), weights)
         number = (rank + shift) % archives
-        return result(ask(number), number)
+        return result(call_model(number), number)
 
     return repeat(seconds, call_one)
 
@@ -94,12 +95,12 @@ def samples(server: Server, seconds: float) -> list[tuple[float, Usage]]:
     """Return (minutes passed, the server's resource usage), measured at regular times. The first
     part of the time (WARM) is left out."""
     began = time.monotonic()
-    found = []
+    measured = []
     while (elapsed := time.monotonic() - began) < seconds:
         if elapsed > WARM * seconds:
-            found.append((elapsed / 60, usage(server.process.pid, server.run_dir)))
+            measured.append((elapsed / 60, usage(server.process.pid, server.run_dir)))
         time.sleep(min(SAMPLE_SECONDS, WARM * seconds))
-    return found
+    return measured
 
 
 def print_times(name: str, calls: list[Call], seconds: float) -> None:
@@ -109,30 +110,30 @@ def print_times(name: str, calls: list[Call], seconds: float) -> None:
     for kind, wanted in (("hits", RIGHT), ("misses", LOADED)):
         times = [each.milliseconds for each in calls if each.result == wanted]
         if times:
-            middle, p99 = np.percentile(times, (50, 99))
-            print(f"  {kind}: p50 {middle:.0f} ms, p99 {p99:.0f} ms")
+            p50, p99 = np.percentile(times, (50, 99))
+            print(f"  {kind}: p50 {p50:.0f} ms, p99 {p99:.0f} ms")
 
 
-def measure(ask: Ask, server: Server | None, options: argparse.Namespace) -> None:
+def measure(call_model: CallModel, server: Server | None, options: argparse.Namespace) -> None:
     """Load half as many models as memory has room for, and call only these. Then call all models,
     so that models are loaded and evicted. Print how long the calls take."""
     few = options.room // 2
     seconds = options.seconds
 
-    def called(archives: int, seconds: float) -> list[Call]:
-        shares = [
-            threads.submit(zipf, ask, archives, seconds, options.drift)
+    def call_concurrently(archives: int, seconds: float) -> list[Call]:
+        callers = [
+            threads.submit(zipf, call_model, archives, seconds, options.drift)
             for _ in range(options.callers)
         ]
-        return list(chain.from_iterable(each.result() for each in shares))
+        return list(chain.from_iterable(caller.result() for caller in callers))
 
     with ThreadPoolExecutor(options.callers + 1) as threads:
-        list(threads.map(ask, range(few)))
-        calls = called(few, WITHOUT_LOADS * seconds)
+        list(threads.map(call_model, range(few)))
+        calls = call_concurrently(few, WITHOUT_LOADS * seconds)
         print_times(f"{few} models, all loaded", calls, WITHOUT_LOADS * seconds)
         if server and options.usage:
             used = threads.submit(samples, server, seconds)
-        calls = called(options.archives, seconds)
+        calls = call_concurrently(options.archives, seconds)
         print_times(f"{options.archives} models, room for {options.room}", calls, seconds)
     if server and options.usage:
         print(table(used.result()))
@@ -153,8 +154,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="on-demand-") as folder:
         for number in range(options.archives):
             pack(Path(folder) / "models", number)
-        with start(Path(folder), **memory) as (ask, server):
-            measure(ask, server, options)
+        with start(Path(folder), **memory) as (call_model, server):
+            measure(call_model, server, options)
 
 
 if __name__ == "__main__":

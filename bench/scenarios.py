@@ -28,7 +28,7 @@ Value = TypeVar("Value")
 
 
 @dataclass(frozen=True)
-class Ask:
+class Request:
     """A request. `plain` is the body for the bare server, the other servers and the limit (the
     networks alone, without a server). For tensors, `body` and `media_type` follow KServe's
     protocol; otherwise `body` is the same as `plain`. `version` is sent only to servers that have
@@ -47,21 +47,21 @@ class Ask:
 
 @dataclass(frozen=True)
 class Scenario:
-    """Defines a scenario: as many concurrent callers as `callers` says send the requests `asks` in
+    """Defines a scenario: as many concurrent callers as `callers` says send the `requests` in
     turns. If `share` is not 0, the requests are sent in an open loop, at this share of the rate
     that the server reached in a closed loop."""
 
     name: str
     callers: int
-    asks: tuple[Ask, ...]
+    requests: tuple[Request, ...]
     share: float = 0.0
 
     @property
     def is_tensor(self) -> bool:
-        return self.asks[0].model == "mean"
+        return self.requests[0].model == "mean"
 
     def models(self) -> set[str]:
-        return {ask.model for ask in self.asks}
+        return {request.model for request in self.requests}
 
 
 def scenarios() -> list[Scenario]:
@@ -99,11 +99,12 @@ def _shuffled(values: Sequence[Value]) -> list[Value]:
     return Random(0).sample(values, len(values))
 
 
-def _same(model: str, media_type: str, body: bytes) -> Ask:
-    return Ask(model, media_type, body, body)
+def _same(model: str, media_type: str, body: bytes) -> Request:
+    """Return a request with the same body for all servers."""
+    return Request(model, media_type, body, body)
 
 
-def _text(text: str) -> Ask:
+def _text(text: str) -> Request:
     return _same("bert", "text/plain", text.encode())
 
 
@@ -111,13 +112,13 @@ def _spec(row: np.ndarray[Any, Any]) -> dict[str, Any]:
     return {"name": "x", "shape": [1, row.size], "datatype": "FP32"}
 
 
-def _json(row: np.ndarray[Any, Any]) -> Ask:
+def _json(row: np.ndarray[Any, Any]) -> Request:
     tensor = _spec(row) | {"data": row.tolist()}
     return _same("mean", "application/json", json.dumps({"inputs": [tensor]}).encode())
 
 
-def _binary(row: np.ndarray[Any, Any]) -> Ask:
+def _binary(row: np.ndarray[Any, Any]) -> Request:
     blob = row.tobytes()
     spec = _spec(row) | {"parameters": {"binary_data_size": len(blob)}}
     header = json.dumps({"inputs": [spec]}).encode()
-    return Ask("mean", f"{BINARY}{len(header)}", header + blob, blob)
+    return Request("mean", f"{BINARY}{len(header)}", header + blob, blob)

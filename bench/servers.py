@@ -19,7 +19,7 @@ import psutil
 from onnx import save
 from onnx.parser import parse_model
 
-from bench.scenarios import ROOT, Ask, Scenario
+from bench.scenarios import ROOT, Request, Scenario
 from bench.work import BUNDLED, KINDS
 from serving.host import tritonserver
 from serving.host.network import ask
@@ -100,30 +100,30 @@ class Server:
         """Return whether the server has all models of the scenario."""
         return scenario.models() <= MODELS[self.form]
 
-    def request(self, ask: Ask) -> tuple[str, dict[str, str], bytes]:
-        """Return the path, the headers and the body of a request."""
-        headers = {"Content-Type": ask.media_type}
+    def http_request(self, request: Request) -> tuple[str, dict[str, str], bytes]:
+        """Return the path, the headers and the body with which this server gets a request."""
+        headers = {"Content-Type": request.media_type}
         if self.form == "ours":
-            headers["X-Amzn-SageMaker-Target-Model"] = ask.model
-            version = f"&model_version={ask.version}" if ask.version else ""
-            return f"/invocations?model_name={ask.model}{version}", headers, ask.body
+            headers["X-Amzn-SageMaker-Target-Model"] = request.model
+            version = f"&model_version={request.version}" if request.version else ""
+            return f"/invocations?model_name={request.model}{version}", headers, request.body
         if self.form == "triton":
-            if size := ask.media_type.partition("json-header-size=")[2]:
+            if size := request.media_type.partition("json-header-size=")[2]:
                 headers = {"Inference-Header-Content-Length": size}
-            version = f"/versions/{ask.version}" if ask.version else ""
-            return f"/v2/models/{ask.model}{version}/infer", headers, ask.body
+            version = f"/versions/{request.version}" if request.version else ""
+            return f"/v2/models/{request.model}{version}/infer", headers, request.body
         if self.form == "base64":
-            return f"/{ask.model}", {"Content-Type": "application/json"}, ask.as_base64()
+            return f"/{request.model}", {"Content-Type": "application/json"}, request.as_base64()
         if self.form == "openai":
-            document = {"model": ask.model, "input": ask.plain.decode()}
+            document = {"model": request.model, "input": request.plain.decode()}
             return (
                 "/embeddings",
                 {"Content-Type": "application/json"},
                 json.dumps(document).encode(),
             )
-        return f"/{ask.model}", {"Content-Type": "application/octet-stream"}, ask.plain
+        return f"/{request.model}", {"Content-Type": "application/octet-stream"}, request.plain
 
-    def stop(self) -> None:
+    def suspend(self) -> None:
         """Suspend all processes, and wait until they take no processor time."""
         processes = list(self._all())
         for process in processes:
@@ -151,8 +151,8 @@ class Server:
                 command = " ".join(process.cmdline())
             except psutil.Error:
                 continue
-            kind = next((kind for word, kind in PROGRAMS.items() if word in command), "other")
-            used[kind] = used.get(kind, 0.0) + times.user + times.system
+            program = next((name for word, name in PROGRAMS.items() if word in command), "other")
+            used[program] = used.get(program, 0.0) + times.user + times.system
         return used
 
     def memory(self) -> int:
@@ -171,7 +171,7 @@ def alone(measured: Server | None, servers: Iterable[Server]) -> Iterator[None]:
     others = [server for server in servers if server is not measured]
     try:
         for server in others:
-            server.stop()
+            server.suspend()
         yield
     finally:
         for server in others:
@@ -198,11 +198,11 @@ def running(names: list[str], before: Path | None) -> Iterator[list[Server]]:
         scratch = tempfile.TemporaryDirectory(prefix="bench-", ignore_cleanup_errors=True)
         folder = Path(stack.enter_context(scratch))
         repository = make_repository(folder / "models")
-        others = {"bare": _bare, "triton": _triton, **dict.fromkeys(PEERS, _peer)}
+        starters = {"bare": _bare, "triton": _triton, **dict.fromkeys(PEERS, _peer)}
         servers: list[Server] = []
         for name in names:
             root = before if name == "before" and before else ROOT
-            start = others.get(name, _ours)
+            start = starters.get(name, _ours)
             servers.append(stack.enter_context(start(name, root, repository, folder / name)))
         yield servers
 
@@ -299,6 +299,8 @@ def _started(
     scratch: Path,
     ready: str,
 ) -> Iterator[Server]:
+    """Start a server with its `own` variables. Yield it as soon as it answers 200 on the path
+    `ready`, and stop it afterwards. Raise NotStarted if it does not become ready."""
     scratch.mkdir(parents=True, exist_ok=True)
     log = scratch / f"{form}.log"
     environ = os.environ | {"OMP_NUM_THREADS": "2", "PYTHONPATH": str(root)} | own
@@ -317,11 +319,13 @@ def _started(
         with suppress(psutil.NoSuchProcess):
             family = [process, *process.children(recursive=True)]
             process.terminate()
-            for each in psutil.wait_procs(family, STOP_SECONDS)[1]:
-                each.kill()
+            _ended, alive = psutil.wait_procs(family, STOP_SECONDS)
+            for survivor in alive:
+                survivor.kill()
 
 
 def _answers(port: int, path: str) -> bool:
     with suppress(OSError):
-        return ask(("127.0.0.1", port), path, timeout=3)[0] == HTTPStatus.OK
+        status, *_ = ask(("127.0.0.1", port), path, timeout=3)
+        return status == HTTPStatus.OK
     return False

@@ -10,7 +10,6 @@ import statistics
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 
@@ -37,7 +36,7 @@ MEGABYTE = 2**20
 REPOSITORY = ROOT / "model_repository"
 
 
-def steady(loader: Loader, seconds: float, rate: float = 0.0) -> Counter[str]:
+def call_steadily(loader: Loader, seconds: float, rate: float = 0.0) -> Counter[str]:
     """Call the models for `seconds`, `rate` times a second, or as often as possible if `rate` is 0.
     Return how often each verdict occurred."""
     numbers = itertools.count()
@@ -92,38 +91,45 @@ def soak(server: Server, loader: Loader, minutes: float) -> str:
         link_model(REPOSITORY / name, folder)
         document = {"model_name": name, "url": str(folder)}
         requests.post(f"{loader.url}/models", json=document, timeout=60).raise_for_status()
-    most = steady(loader, 10).total() / 10
+    most = call_steadily(loader, 10).total() / 10
     with ThreadPoolExecutor() as background:
-        load = background.submit(steady, loader, 60 * minutes, SHARE * most)
-        samples = list(measure(server, loader, load))
+        load = background.submit(call_steadily, loader, 60 * minutes, SHARE * most)
+        samples = measure(server, loader, load)
     kept = [sample for sample in samples if sample[0] >= WARM * minutes]
-    seen = ", ".join(f"{count} × {name}" for name, count in load.result().most_common())
+    verdicts = ", ".join(f"{count} × {name}" for name, count in load.result().most_common())
     return (
         f"{minutes:g} minutes at {SHARE:.0%} of {most:.0f} answers per second, the bundled "
         f"models and {LOADED} archives called and one more loaded or unloaded every minute: "
-        f"{seen}. Without the first {WARM:.0%}:\n\n{table(kept)}"
+        f"{verdicts}. Without the first {WARM:.0%}:\n\n{table(kept)}"
     )
 
 
 def measure(
     server: Server, loader: Loader, load: Future[Counter[str]]
-) -> Iterator[tuple[float, Usage]]:
-    """Once a minute, load or unload an archive that is not called. While it is unloaded, yield the
-    minutes passed and the server's usage every SAMPLE_SECONDS."""
+) -> list[tuple[float, Usage]]:
+    """Once a minute until the load ends, load or unload an archive that is not called. While it is
+    unloaded, take a sample every SAMPLE_SECONDS: the minutes passed and the server's usage. Return
+    the samples."""
+    samples = []
     begun = time.monotonic()
     changes = 0
+    is_loaded = False
     while not load.done():
         wait([load], SAMPLE_SECONDS)
         passed = (time.monotonic() - begun) / 60
         if passed > changes + 1:
             changes += 1
-            (loader.load if changes % 2 else loader.unload)(ARCHIVES)
-        elif changes % 2 == 0 and not load.done():
-            yield passed, usage(server.process.pid, server.run_dir)
+            is_loaded = not is_loaded
+            change = loader.load if is_loaded else loader.unload
+            change(ARCHIVES)
+        elif not is_loaded and not load.done():
+            samples.append((passed, usage(server.process.pid, server.run_dir)))
+    return samples
 
 
 def table(samples: list[tuple[float, Usage]]) -> str:
     lines = ["| | at the beginning | at the end | slope per hour |", "|---|---|---|---|"]
+    hours = [minutes / 60 for minutes, _ in samples]
     for name, values, unit in (
         ("memory", [each.memory / MEGABYTE for _, each in samples], "MB"),
         ("threads", [float(each.threads) for _, each in samples], ""),
@@ -131,7 +137,7 @@ def table(samples: list[tuple[float, Usage]]) -> str:
         ("memory in /dev/shm", [each.shared / MEGABYTE for _, each in samples], "MB"),
         ("unpacked archives", [each.unpacked / 1024 for _, each in samples], "kB"),
     ):
-        slope = statistics.linear_regression([minutes / 60 for minutes, _ in samples], values).slope
+        slope, _ = statistics.linear_regression(hours, values)
         lines.append(
             f"| {name} | {values[0]:.1f} {unit} | {values[-1]:.1f} {unit} | {slope:+.1f} {unit} |"
         )
@@ -146,8 +152,8 @@ if __name__ == "__main__":
         models = Path(name) / "models"
         for number in range(1, ARCHIVES + 1):
             make_archive(models, number)
-        own = {"SAGEMAKER_MULTI_MODEL": "true", "SERVE_LOG_LEVEL": "warning"}
-        server = Server(Path(name), models, **own).wait_ready()
+        variables = {"SAGEMAKER_MULTI_MODEL": "true", "SERVE_LOG_LEVEL": "warning"}
+        server = Server(Path(name), models, **variables).wait_ready()
         try:
             print(soak(server, Loader(server.url, models), minutes))
         finally:

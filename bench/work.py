@@ -87,7 +87,7 @@ class Boxes(Model):
         return {"images": np.ascontiguousarray(padded.transpose(2, 0, 1)[None])}
 
     def finish(self, outputs: dict[str, Array]) -> Any:
-        rows = outputs["output0"][0]
+        rows = outputs["output0"][0]  # x, y, width, height, confidence, and a score per class
         merits = rows[:, 4:5] * rows[:, 5:]
         kept = merits.max(1) > CONFIDENCE
         rows = rows[kept]
@@ -130,11 +130,10 @@ class Floats(Model):
     """Computes the mean of a row of floats. The row is sent as KServe's JSON or as raw bytes."""
 
     def prepare(self, body: bytes) -> dict[str, Array]:
-        row = (
-            json.loads(body)["inputs"][0]["data"]
-            if body[:1] == b"{"
-            else np.frombuffer(body, np.float32)
-        )
+        if body[:1] == b"{":
+            row = json.loads(body)["inputs"][0]["data"]
+        else:
+            row = np.frombuffer(body, np.float32)
         return {"x": np.array(row, np.float32)[None]}
 
     def finish(self, outputs: dict[str, Array]) -> Any:
@@ -148,4 +147,5 @@ KINDS: dict[str, type[Model]] = {**BUNDLED, "mean": Floats}
 def predict(model: Model, session: onnxruntime.InferenceSession, body: bytes) -> Any:
     """Return the prediction for a body, computed in this process."""
     names = [output.name for output in session.get_outputs()]
-    return model.finish(dict(zip(names, session.run(names, model.prepare(body)), strict=True)))
+    outputs = session.run(names, model.prepare(body))
+    return model.finish(dict(zip(names, outputs, strict=True)))

@@ -19,7 +19,7 @@ from pathlib import Path
 from build_engines.config_pbtxt import HEADER, render
 from build_engines.errors import BuildError
 from build_engines.stored_model import open_model
-from clients import FACES
+from clients import CLIENT_ALIASES
 from serving.clients import client_names
 from serving.repository.layout import versions
 from serving.repository.model_config import configs_of_parts, parse_config, shared_clients
@@ -115,7 +115,7 @@ def renamed(text: str, name: str, names: Mapping[str, str], is_client_shared: bo
         config.name = names[name]
     for step in config.ensemble_scheduling.step:
         step.model_name = names.get(step.model_name, step.model_name)
-    has_client_of_its_name = is_client_shared or name in (*client_names(), *FACES)
+    has_client_of_its_name = is_client_shared or name in (*client_names(), *CLIENT_ALIASES)
     if has_client_of_its_name and "client" not in config.parameters:
         config.parameters["client"].string_value = name
     comments = "".join(line for line in text.splitlines(keepends=True) if line.startswith("#"))

@@ -55,10 +55,8 @@ def scratch_folder(parent: Path) -> Iterator[Path]:
 def check(folder: Path, name: str) -> None:
     """Look for mistakes in the folder of the model `name` as `serve --check` does before it loads
     models. If there are any, raise BuildError with the first one."""
-    mistakes = check_models(Settings.from_env({}), {name: folder})
-    first = next(iter(mistakes), None)
-    if first is not None:
-        raise BuildError(f"the model would not be served: {first.removeprefix(f'{name}: ')}")
+    for _, mistake in check_models(Settings.from_env({}), {name: folder}):
+        raise BuildError(f"the model would not be served: {mistake}")
 
 
 def installed_backends() -> set[str]:

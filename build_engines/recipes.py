@@ -7,7 +7,7 @@ from dataclasses import dataclass
 @dataclass(frozen=True)
 class Recipe:
     """Describes a model that can be built by name. `client` names its client, perhaps by an alias
-    in clients.FACES, and also selects the family that builds it."""
+    in CLIENT_ALIASES, and also selects the family that builds it."""
 
     summary: str
     client: str

@@ -22,7 +22,7 @@ from build_engines.model_spec import ONNX, PLAN, ModelSpec, full_shape
 from build_engines.stored_model import StoredModel
 from clients._image_settings import keeps_ratio
 from clients.base import Model, Tensors, TensorSpec
-from serving.repository.cpu_engine import OPENVINO, engine_of
+from serving.repository.cpu_engine import OPENVINO, requested_engine
 from serving.triton.tensors import numpy_dtype
 
 Runner = Callable[[Tensors], Tensors]
@@ -111,7 +111,7 @@ def runner_of(stored: StoredModel) -> Runner:
             f"{stored.folder.name} is of platform '{platform or stored.config.backend}', "
             f"which this command does not run; it runs {', '.join(RUNNERS)}"
         )
-    if engine_of(stored.config) == OPENVINO:
+    if requested_engine(stored.config) == OPENVINO:
         return openvino_runner(stored.file, stored.model.parameters)
     return RUNNERS[platform](stored.file)
 

@@ -25,4 +25,4 @@ from serving.errors import InvalidRequest as InvalidRequest
 from serving.errors import NotAcceptable as NotAcceptable
 
 # maps the name of a well-known network to the client for its task
-FACES = {"bert": "text", "resnet": "image_classification", "yolov5": "object_detection"}
+CLIENT_ALIASES = {"bert": "text", "resnet": "image_classification", "yolov5": "object_detection"}

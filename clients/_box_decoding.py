@@ -65,37 +65,44 @@ def head_of(
     dimension, and whose other outputs have the shapes `others`. `layout` and `keypoints` are the
     client's settings. `labels` is the number of labels, or 0 if there are none. Raise
     InvalidRequest if the head is not supported."""
-    table = without_batch(shape, 2)
+    shape_of_table = without_batch(shape, 2)
     others = [without_batch(other, 3) for other in others]
-    if len(table) != 2:
+    if len(shape_of_table) != 2:
         raise refused(shape, "is not a table of boxes, but a classifier's or a segmentation's")
-    widths = [other[-1] for other in others if len(other) == 2]
-    if 4 in (table[1], *widths):
-        raise refused(table, "has boxes and scores in two outputs, as DETR or an export with NMS")
+    height, width = shape_of_table
+    widths_of_others = [other[-1] for other in others if len(other) == 2]
+    if 4 in (width, *widths_of_others):  # a table of boxes alone
+        raise refused(
+            shape_of_table, "has boxes and scores in two outputs, as DETR or an export with NMS"
+        )
+    # an output with three dimensions has the prototypes
     masks = next((other[0] for other in others if len(other) == 3), 0)
     if masks == -1:
         masks = MASKS
     extras = masks + keypoints[0] * keypoints[1]
-    chosen = _likely_layout(table, extras, labels) if layout == AUTO else layout
-    values = table[0] if chosen == COLUMNS else table[1]
+    chosen = layout
+    if layout == AUTO:
+        chosen = _likely_layout(height, width, extras, labels)
+    values = height if chosen == COLUMNS else width
     classes = -1
     if chosen != FINAL and values != -1:
         classes = max(values - BOX[chosen] - extras, 0)
     head = Head(chosen, classes, masks, extras)
-    if flaw := _flaw(table, head, labels, layout == AUTO):
-        raise refused(table, flaw)
+    if flaw := _flaw(height, width, head, labels, layout == AUTO):
+        raise refused(shape_of_table, flaw)
     return head
 
 
-def _flaw(table: Shape, head: Head, labels: int, is_guess: bool) -> str:
-    """Return why a table probably does not have this head, or "" if it may have it. `is_guess` is
-    true if the layout was guessed, not set."""
-    wanted = BOX[FINAL] + head.extras
+def _flaw(height: int, width: int, head: Head, labels: int, is_guess: bool) -> str:
+    """Return why a table [height, width] probably does not have this head, or "" if it may have it.
+    `is_guess` is true if the layout was guessed, not set."""
     if head.layout == FINAL:
-        is_final = table[1] in (-1, wanted)
-        return "" if is_final else f"has {table[1]} columns, an end-to-end head has {wanted}"
-    is_strange = table[1] in STRANGE_FINAL and head.classes != labels
-    if is_guess and 0 < table[0] <= MOST_FINAL and (is_strange or table[1] == ANGLE):
+        wanted = BOX[FINAL] + head.extras
+        is_final = width in (-1, wanted)
+        return "" if is_final else f"has {width} columns, an end-to-end head has {wanted}"
+    is_few = 0 < height <= MOST_FINAL
+    has_extras = width in STRANGE_FINAL and head.classes != labels
+    if is_guess and is_few and (has_extras or width == ANGLE):
         return f"looks like boxes after NMS, which have more than six values: {MORE}"
     if head.classes in STRANGE[head.layout] and not labels:
         return f"has more values than classes, such as {MORE}"
@@ -108,20 +115,24 @@ def without_batch(shape: Shape, rank: int) -> Shape:
     return tuple(shape)[int(has_batch) :]
 
 
-def _likely_layout(table: Shape, extras: int, labels: int) -> str:
-    """Return the likely layout of a table: FINAL if it has few rows of FINAL's width, or else the
-    layout with as many classes as there are `labels`, or else the one that the shape suggests. Each
-    box has `extras` values after its class scores."""
+def _likely_layout(height: int, width: int, extras: int, labels: int) -> str:
+    """Return the likely layout of a table [height, width]: FINAL if it has few rows of FINAL's
+    width, or else the layout with as many classes as there are `labels`, or else the one that the
+    shape suggests. Each box has `extras` values after its class scores."""
     # a variable number of rows may be low; but with one class, ROWS are as wide as FINAL
-    may_be_few = table[0] == -1 and labels > 1
-    is_few = may_be_few or 0 < table[0] <= MOST_FINAL
-    if is_few and table[1] == BOX[FINAL] + extras:
+    may_be_few = height == -1 and labels > 1
+    is_few = may_be_few or 0 < height <= MOST_FINAL
+    if is_few and width == BOX[FINAL] + extras:
         return FINAL
-    in_columns = table[0] - BOX[COLUMNS] - extras
-    in_rows = table[1] - BOX[ROWS] - extras
-    if labels and in_columns != in_rows and labels in (in_columns, in_rows):
-        return COLUMNS if labels == in_columns else ROWS
-    return COLUMNS if 0 < table[0] < table[1] else ROWS
+    classes_in_columns = height - BOX[COLUMNS] - extras
+    classes_in_rows = width - BOX[ROWS] - extras
+    if classes_in_columns != classes_in_rows:
+        if labels and labels == classes_in_columns:
+            return COLUMNS
+        if labels and labels == classes_in_rows:
+            return ROWS
+    # there are more boxes than values of a box
+    return COLUMNS if 0 < height < width else ROWS
 
 
 def refused(shape: Shape, flaw: str) -> InvalidRequest:
@@ -148,9 +159,10 @@ def candidates(table: Array, head: Head, confidence: float) -> Floats:
         scores = rows[:, 4:end]
     best = scores.max(1)
     classes = scores.argmax(1).astype(np.float32)
-    half = rows[:, 2:4] / 2
     centres = rows[:, :2]
-    boxes = np.column_stack((centres - half, centres + half, best, classes, rows[:, end:]))
+    half = rows[:, 2:4] / 2
+    extras = rows[:, end:]
+    boxes = np.column_stack((centres - half, centres + half, best, classes, extras))
     return np.asarray(boxes[best > confidence])
 
 

@@ -104,9 +104,9 @@ class Letterbox:
     def points_to_image(self, points: Floats) -> Floats:
         """Map points [n,2] in the target to points in the image, clipped to the image."""
         shift = np.array([self.left, self.top], np.float32)
-        x = self.new_width / self.width
-        y = self.new_height / self.height
-        mapped = (points - shift) / np.array([x, y], np.float32)
+        scale_x = self.new_width / self.width
+        scale_y = self.new_height / self.height
+        mapped = (points - shift) / np.array([scale_x, scale_y], np.float32)
         size = np.array([self.width, self.height], mapped.dtype)
         return np.clip(mapped, 0, size)
 
@@ -128,7 +128,7 @@ def nms(boxes: Floats, scores: Floats, classes: Array, iou: float, limit: int) -
         """Return `others` without the boxes that the box `best` drops."""
         similar = classes[others] == classes[best]
         # similar boxes have the same class, and overlap by more than `iou`
-        similar[similar] = _overlap(boxes, areas, best, others[similar]) > iou
+        similar[similar] = _iou(boxes, areas, best, others[similar]) > iou
         rest: Indices = others[~similar]
         return rest
 
@@ -145,13 +145,14 @@ def nms(boxes: Floats, scores: Floats, classes: Array, iou: float, limit: int) -
     return np.array(kept, np.intp)
 
 
-def _overlap(boxes: Floats, areas: Floats, index: np.intp, others: Indices) -> Floats:
+def _iou(boxes: Floats, areas: Floats, index: np.intp, others: Indices) -> Floats:
     """Return the IoU of the box at `index` with each of `others`, or 0 if either has no area."""
     box = boxes[index]
     rest = boxes[others]
     low = np.maximum(box[:2], rest[:, :2])
     high = np.minimum(box[2:], rest[:, 2:])
-    common = (high - low).clip(0).prod(1)
-    union = areas[index] + areas[others] - common
-    iou: Floats = np.divide(common, union, out=np.zeros_like(common), where=union > 0)
+    intersection = (high - low).clip(0).prod(1)
+    union = areas[index] + areas[others] - intersection
+    zeros = np.zeros_like(intersection)
+    iou: Floats = np.divide(intersection, union, out=zeros, where=union > 0)
     return iou

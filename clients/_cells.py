@@ -3,6 +3,7 @@ booleans."""
 
 import math
 from collections.abc import Collection, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +37,10 @@ def array_of(
     column whether its cells may be empty, which has no effect on integers and booleans. `names` are
     the columns' names for error messages. Raise a DecodingError with the column's name and the
     row's number if a cell is invalid."""
-    floats = _floats(rows, FLOATS[datatype], missing) if datatype in FLOATS else None
-    if floats is not None:
-        return floats
+    if datatype in FLOATS:
+        floats = _floats(rows, FLOATS[datatype], missing)
+        if floats is not None:
+            return floats
     shape = (len(rows), len(rows[0]))
     array = np.empty(shape, DTYPES[datatype])
     for number, row in enumerate(rows):
@@ -51,8 +53,10 @@ def array_of(
 
 
 def _floats(rows: Sequence[Row], dtype: Any, missing: Sequence[bool]) -> Array | None:
-    """Read all cells at once. Return None if one of them cannot be read that way, or is invalid."""
-    if any("_" in cell for row in rows for cell in row if isinstance(cell, str)):
+    """Return all cells as one array. Return None if one of them is invalid, or can only be read
+    alone."""
+    texts = (cell for cell in chain.from_iterable(rows) if isinstance(cell, str))
+    if any("_" in text for text in texts):
         return None  # Python and NumPy read 4_1 as 41
     try:
         with np.errstate(over="ignore"):
@@ -70,17 +74,17 @@ def categories_of(file: Path, datatypes: Sequence[str]) -> list[Collection[Any] 
     """Return for each column its known categories, converted as `array_of` converts cells, or None
     if the column accepts any value. The build writes `file` if an encoder rejects unknown
     categories."""
-    columns: list[Any] = [None] * len(datatypes)
-    if file.exists():
-        columns = orjson.loads(file.read_bytes())
-
-    def converted(values: Sequence[Any], datatype: str) -> Collection[Any]:
+    if not file.exists():
+        return [None] * len(datatypes)
+    categories: list[Collection[Any] | None] = []
+    for values, datatype in zip(orjson.loads(file.read_bytes()), datatypes, strict=True):
+        if values is None:
+            categories.append(None)
+            continue
         rows = [[value] for value in values]
         array = array_of(rows, datatype, [True], [file.name])
-        return frozenset(array[:, 0].tolist())
-
-    pairs = zip(columns, datatypes, strict=True)
-    return [None if values is None else converted(values, datatype) for values, datatype in pairs]
+        categories.append(frozenset(array[:, 0].tolist()))
+    return categories
 
 
 def check_known(
@@ -88,19 +92,19 @@ def check_known(
 ) -> None:
     """Raise DecodingError, as array_of does, for a cell that is not one of its column's `known`
     categories. NaN is an empty cell, which array_of has already checked."""
-    for index, values in enumerate(known):
-        if values is None:
+    for index, categories in enumerate(known):
+        if categories is None:
             continue
         for number, cell in enumerate(array[:, index].tolist()):
-            if cell == cell and cell not in values:
-                if isinstance(cell, bytes):
-                    cell = cell.decode()
-                text = describe(cell)
-                reason = (
-                    f"{text} is not a category that the model was trained with, and its "
-                    "encoder refuses others"
-                )
-                raise DecodingError(reason, field=names[index], instance=number)
+            is_nan = cell != cell
+            if is_nan or cell in categories:
+                continue
+            value = cell.decode() if isinstance(cell, bytes) else cell
+            reason = (
+                f"{describe(value)} is not a category that the model was trained with, and its "
+                "encoder refuses others"
+            )
+            raise DecodingError(reason, field=names[index], instance=number)
 
 
 def is_number(text: str) -> bool:
@@ -122,7 +126,9 @@ def _parsed(cell: Any, datatype: str, missing: bool) -> Any:
         return _float(cell, datatype, missing)
     if datatype in INTEGERS:
         return _integer(cell, datatype)
-    return _boolean(cell) if datatype == "BOOL" else _text(cell, missing)
+    if datatype == "BOOL":
+        return _boolean(cell)
+    return _text(cell, missing)
 
 
 def _float(cell: Any, datatype: str, missing: bool) -> float:
@@ -157,13 +163,13 @@ def _number(cell: Any) -> float:
 def _integer(cell: Any, datatype: str) -> int:
     """Return the cell as an integer. Digits are not read as a float, because a float does not hold
     all integers above 2**53 exactly. 3.0 is read as 3."""
-    is_exact = isinstance(cell, int) or (isinstance(cell, str) and "_" not in cell)
+    may_be_digits = isinstance(cell, int) or (isinstance(cell, str) and "_" not in cell)
     try:
-        value = int(cell) if is_exact else _number(cell)
+        value = int(cell) if may_be_digits else _number(cell)
     except ValueError:
         value = _number(cell)
     limits = np.iinfo(INTEGERS[datatype])
-    is_whole = not value % 1  # NaN and infinity are not
+    is_whole = value % 1 == 0  # NaN and infinity are not
     if not is_whole or not limits.min <= value <= limits.max:
         raise ValueError(f"expected a whole number of {datatype}, got {describe(cell)}")
     return int(value)

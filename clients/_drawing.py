@@ -19,18 +19,19 @@ def draw(image: Image.Image, detections: Sequence[Mapping[str, Any]]) -> Image.I
     picture = image.copy()
     veil = ImageDraw.Draw(picture, "RGBA")
     drawing = ImageDraw.Draw(picture)
-    usual = round(sum(picture.size) * 0.0015)
-    stroke = min(max(usual, 2), WIDEST_STROKE)
+    usual_stroke = round(sum(picture.size) * 0.0015)
+    stroke = min(max(usual_stroke, 2), WIDEST_STROKE)
     worst_first = detections[::-1]  # so that the best detections are on top
     for detection in worst_first:
+        colour = class_colour(detection["class_id"])
         for polygon in detection.get("polygons", ()):
-            veil.polygon(polygon, fill=(*class_colour(detection["class_id"]), VEIL))
+            veil.polygon(polygon, fill=(*colour, VEIL))
     for detection in worst_first:
         _draw_frame(drawing, picture.width, detection, stroke)
+        colour = class_colour(detection["class_id"])
         for point in detection.get("keypoints", ()):
             if point.get("score", 1) >= SEEN:
                 centre = (point["x"], point["y"])
-                colour = class_colour(detection["class_id"])
                 drawing.circle(centre, 2 * stroke, colour, "white")
     return picture
 
@@ -47,9 +48,9 @@ def _draw_frame(
     font = ImageFont.load_default(max(stroke * 6, 11))
     drawing.rectangle((left, top, right, bottom), outline=colour, width=stroke)
     text = f"{detection['label']} {detection['score']:.2f}"
-    _, _, width, height = drawing.textbbox((0, 0), text, font)
-    width += 4
-    height += 4
+    _, _, text_width, text_height = drawing.textbbox((0, 0), text, font)
+    width = text_width + 4
+    height = text_height + 4
     x = max(min(left, picture_width - width), 0)
     y = top - height if top >= height else top
     drawing.rectangle((x, y, x + width, y + height), fill=colour)

@@ -50,11 +50,11 @@ class ImageClient(ModelClient):
     def fit(self, image: Image.Image) -> Pixels:
         """Resize and crop an RGB image. Return its pixels [height, width, channels] in the channel
         order of the network."""
-        grey = self.frame.channels == 1
-        if grey:
+        is_grey = self.frame.channels == 1
+        if is_grey:
             image = image.convert("L")
         pixels: Pixels = np.asarray(self.resize(image, self.frame, self.options))
-        if grey:
+        if is_grey:
             return pixels[..., None]
         if self.options["channel_order"] == "bgr":
             return pixels[..., ::-1]

@@ -140,8 +140,9 @@ def check_whole(options: Values, frame: Frame) -> None:
     `exact`, the image may also be cropped, as in transformers' pipelines, which stretch the
     prediction for the centre over the whole image."""
     stretches = options["resize"] == "stretch" and frame.resized == frame.size
-    whole = keeps_ratio(options) or stretches
-    if not whole and (not options["exact"] or options["resize"] == "pad"):
+    is_whole = keeps_ratio(options) or stretches
+    may_be_cropped = options["exact"] and options["resize"] != "pad"
+    if not is_whole and not may_be_cropped:
         raise InvalidRequest(
             f"parameter 'resize' ({options['resize']}) or 'resize_to' cuts or pads the "
             "image, and this client answers for the whole image: use --set resize=stretch "
@@ -150,11 +151,14 @@ def check_whole(options: Values, frame: Frame) -> None:
 
 
 def _channels_last(spec: TensorSpec, shape: Sequence[int], layout: str) -> bool:
+    """Return whether the last dimension of the `shape` has the channels. Raise InvalidRequest if
+    neither the setting `layout` nor the shape says so."""
     if layout != "auto":
         return layout == "nhwc"
-    is_first = shape[0] in (1, 3)
-    if is_first or shape[2] in (1, 3):
-        return not is_first
+    if shape[0] in (1, 3):
+        return False
+    if shape[2] in (1, 3):
+        return True
     raise InvalidRequest(
         f"input '{spec.name}' {list(spec.shape)} has no dimension of 1 or 3 for the channels; "
         f"set the parameter 'layout' to nchw or nhwc"

@@ -55,7 +55,7 @@ def scores_output(model: Model, labels: int) -> TensorSpec:
     outputs have different numbers of scores."""
     if len(model.outputs) == 1:
         return model.outputs[0]
-    counts = {}  # number of scores, for each output that has one list per instance
+    counts = {}  # the number of scores of each output that has one list per instance
     for spec in model.outputs:
         # without max_batch_size, the shape begins with the model's own batch dimension
         has_batch = model.max_batch_size == 0 and len(spec.shape) > 1
@@ -64,8 +64,10 @@ def scores_output(model: Model, labels: int) -> TensorSpec:
             counts[spec] = prod(shape)
     fitting = [spec for spec, count in counts.items() if count == labels]
     named = [spec for spec in counts if re.search("logit|prob", spec.name.lower())]
-    if fitting or named:
-        return (fitting or named)[0]
+    if fitting:
+        return fitting[0]
+    if named:
+        return named[0]
     first = model.outputs[0]
     if first in counts and set(counts.values()) != {counts[first]}:
         names = [f"{spec.name} {list(spec.shape)}" for spec in counts]

@@ -25,10 +25,11 @@ def outlines(
     image, largest first. `boxes` [n,4] are in pixels of the network's input. `coefficients` are
     [n,M], and `prototypes` are [M,height,width]."""
     flat = prototypes.astype(np.float32).reshape(len(prototypes), -1)
-    return [
-        _outline(box, (row @ flat).reshape(prototypes.shape[1:]), fit)
-        for box, row in in_time(zip(boxes.tolist(), coefficients, strict=True), each=1)
-    ]
+    polygons = []
+    for box, row in in_time(zip(boxes.tolist(), coefficients, strict=True), every=1):
+        levels = (row @ flat).reshape(prototypes.shape[1:])
+        polygons.append(_outline(box, levels, fit))
+    return polygons
 
 
 def map_size(width: int, height: int) -> tuple[int, int]:

@@ -22,19 +22,21 @@ def shortest(image: Image.Image, frame: Frame, options: Values) -> Image.Image:
     width, height = image.size
     least_height, least_width = frame.resized
     if least_width * height >= least_height * width:
-        covering = (least_width, least_width * height // width)
+        new_width, new_height = least_width, least_width * height // width
     else:
-        covering = (least_height * width // height, least_height)
-    crop = _centre(covering, frame.size)
-    excess = max(covering[0] / least_width, covering[1] / least_height)
+        new_width, new_height = least_height * width // height, least_height
+    crop = _centre((new_width, new_height), frame.size)
+    excess = max(new_width / least_width, new_height / least_height)
     resizes_first = options["exact"] or options["interpolation"] in STEPS
     if resizes_first and excess <= RIBBON:
-        return image.resize(covering, frame.method).crop(crop)
+        return image.resize((new_width, new_height), frame.method).crop(crop)
     # the same crop in pixels of the image; rounding must not move its edges outside the image
-    x = width / covering[0]
-    y = height / covering[1]
+    x = width / new_width
+    y = height / new_height
     left, top, right, bottom = crop
-    source = (left * x, top * y, min(right * x, width), min(bottom * y, height))
+    source_right = min(right * x, width)
+    source_bottom = min(bottom * y, height)
+    source = (left * x, top * y, source_right, source_bottom)
     return image.resize(frame.size[::-1], frame.method, box=source)
 
 
@@ -58,9 +60,9 @@ def pad(image: Image.Image, frame: Frame, options: Values) -> Image.Image:
     """Scale the image to fit into `frame.size`, and place it in the centre of a background with the
     grey level `pad_value`."""
     target_height, target_width = frame.size
-    factor = min(target_height / image.height, target_width / image.width)
-    height = max(1, round(image.height * factor))
-    width = max(1, round(image.width * factor))
+    scale = min(target_height / image.height, target_width / image.width)
+    height = max(1, round(image.height * scale))
+    width = max(1, round(image.width * scale))
     level = options["pad_value"]
     colour = level if image.mode == "L" else (level, level, level)
     sheet = Image.new(image.mode, (target_width, target_height), colour)
@@ -88,20 +90,19 @@ def keep_ratio(image: Image.Image, frame: Frame, options: Values) -> Image.Image
 def kept_ratio(height: int, width: int, shorter: int, longer: int, divisor: int) -> Size:
     """Return the size to which transformers resizes an image of this size, with
     get_size_with_aspect_ratio or, if `divisor` is not 1, with YOLOS' version of that function."""
-    least = min(height, width)
-    share = float(shorter)
-    if max(height, width) / least * shorter > longer:
-        share = longer * float(least) / max(height, width)
-        shorter = round(share)
+    least, most = min(height, width), max(height, width)
+    exact_shorter = float(shorter)
+    if most / least * shorter > longer:
+        exact_shorter = longer * float(least) / most
+        shorter = round(exact_shorter)
     # YOLOS' version compares in another order
     if least == shorter and (divisor == 1 or height <= width):
-        size = (height, width)
+        new_height, new_width = height, width
     elif width < height:
-        size = (int(share * height / width), shorter)
+        new_height, new_width = int(exact_shorter * height / width), shorter
     else:
-        size = (shorter, int(share * width / height))
-    first, second = (side - side % divisor for side in size)
-    return (first, second)
+        new_height, new_width = shorter, int(exact_shorter * width / height)
+    return (new_height - new_height % divisor, new_width - new_width % divisor)
 
 
 # maps the values of the setting `resize` to the functions that resize an image

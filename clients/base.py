@@ -139,6 +139,7 @@ class ModelClient(ABC):
                 )
         self.model = model
         self.options = _values(self.settings, texts)
+        # the values of parameters that a request omits
         self.defaults = _values(self.parameters, texts)
 
     def instance_keys(self) -> tuple[str, ...]:
@@ -163,9 +164,8 @@ class ModelClient(ABC):
             raise InvalidRequest(
                 f"model '{self.model.name}': {unknown('parameter', min(strange), parameters)}"
             )
-        return self.defaults | {
-            name: parameters[name].parse(value) for name, value in values.items()
-        }
+        parsed = {name: parameters[name].parse(value) for name, value in values.items()}
+        return self.defaults | parsed
 
     @abstractmethod
     def prepare(self, instances: Instances, parameters: Values) -> Tensors:

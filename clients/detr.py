@@ -93,10 +93,13 @@ class Client(ImageClient):
     def _detect(
         self, logits: Floats, boxes: Floats, size: tuple[int, int], parameters: Values
     ) -> dict[str, Any]:
-        rows, classes, scores = self._ranked(logits)
-        kept = np.flatnonzero(scores > parameters["confidence"])[: parameters["max_detections"]]
-        half = boxes[rows[kept], 2:] / 2
-        centres = boxes[rows[kept], :2]
+        """Return the prediction for one image, whose `size` is (width, height)."""
+        indices, classes, scores = self._ranked(logits)
+        is_confident = scores > parameters["confidence"]
+        kept = np.flatnonzero(is_confident)[: parameters["max_detections"]]
+        kept_boxes = boxes[indices[kept]]
+        centres = kept_boxes[:, :2]
+        half = kept_boxes[:, 2:] / 2
         sides = np.array([*size, *size], np.float32)
         shares = np.concatenate((centres - half, centres + half), 1)
         corners = np.clip(shares * sides, 0, sides)
@@ -112,11 +115,12 @@ class Client(ImageClient):
             scores = sigmoid(logits).ravel()
             most = self.options["queries"] or len(logits)
             best = np.argsort(-scores, kind="stable")[:most]
-            boxes, classes = np.divmod(best, logits.shape[1])
-            return boxes, classes, scores[best]
-        shares = softmax(logits)[:, :-1]
-        best = np.argsort(-shares.max(1), kind="stable")
-        return best, shares[best].argmax(1), shares[best].max(1)
+            indices, classes = np.divmod(best, logits.shape[1])
+            return indices, classes, scores[best]
+        by_class = softmax(logits)[:, :-1]  # the last class means no object
+        best = np.argsort(-by_class.max(1), kind="stable")
+        ranked = by_class[best]
+        return best, ranked.argmax(1), ranked.max(1)
 
     def draw(self, instance: Image.Image, prediction: Any) -> Image.Image:
         """Return the image with a box and a label for each detection."""

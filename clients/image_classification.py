@@ -5,8 +5,8 @@ from math import prod
 from typing import Any
 
 from clients._image import ImageClient
-from clients._labels import LABELS, labels_mismatch, labels_of, scores_output
-from clients.base import ACTIVATIONS, Instances, Model, Parameter, Tensors, Values, best
+from clients._labels import LABELS, label_of, labels_mismatch, labels_of, scores_output
+from clients.base import ACTIVATIONS, Floats, Instances, Model, Parameter, Tensors, Values, best
 from serving.errors import InferenceFailed, InvalidRequest
 
 
@@ -35,8 +35,7 @@ class Client(ImageClient):
         self.labels = labels_of(model, self.options["labels"])
         self.output = scores_output(model, len(self.labels))
         self.outputs = (self.output.name,)
-        shape = self.shape_of_each(self.output)
-        if mistake := self._mistake(shape):
+        if mistake := self._mistake(self.shape_of_each(self.output)):
             raise InvalidRequest(mistake)
 
     def postprocess(
@@ -50,21 +49,20 @@ class Client(ImageClient):
         """
         scores = self.finite(outputs, self.output.name)
         rows = scores.reshape(len(instances), -1)
-        shape = scores.shape[1:]
-        if shape != self.output.shape and (mistake := self._mistake(shape)):
+        if mistake := self._mistake(scores.shape[1:]):
             raise InferenceFailed(mistake)
         function = self.options["activation"]
         if function == "softmax" and rows.shape[1] == 1:
             function = "sigmoid"  # the softmax of one logit is always 1
-        label_of = self.labels.__getitem__ if self.labels else str
         return [
-            {
-                "classes": [
-                    {"label": label_of(i), "class_id": i, "score": score}
-                    for i, score in best(row, parameters["top_k"])
-                ]
-            }
+            {"classes": self._classes(row, parameters["top_k"])}
             for row in ACTIVATIONS[function](rows)
+        ]
+
+    def _classes(self, scores: Floats, count: int) -> list[dict[str, Any]]:
+        return [
+            {"label": label_of(self.labels, class_id), "class_id": class_id, "score": score}
+            for class_id, score in best(scores, count)
         ]
 
     def _mistake(self, shape: Sequence[int]) -> str:

@@ -106,16 +106,15 @@ class Client(ModelClient):
         do not match, and OSError if the file that `labels` names is missing."""
         self.input = model.inputs[0]
         self.output = model.outputs[0]
-        maps = (spec.name for spec in model.outputs[1:] if len(without_batch(spec.shape, 3)) == 3)
-        prototypes = next(maps, "")
-        if prototypes:
+        maps = [spec for spec in model.outputs[1:] if len(without_batch(spec.shape, 3)) == 3]
+        self.prototypes = maps[0].name if maps else ""
+        if self.prototypes:
             self.parameters = _with_masks(self.parameters)
         super().__init__(model)
-        self.prototypes = prototypes
-        self.keypoints = _keypoints(self.options["keypoints"])
+        self.keypoint_shape = _keypoint_shape(self.options["keypoints"])
         self.height, self.width = _input_size(self.input)
         self.labels = labels_of(model, self.options["labels"])
-        self._head(self.output.shape)
+        self._head(self.output.shape)  # raises InvalidRequest if it is not supported
         self.defaults["classes"] = self.class_ids(self.defaults["classes"])
 
     def read_parameters(self, values: Values) -> dict[str, Any]:
@@ -133,13 +132,14 @@ class Client(ModelClient):
 
     def _class_ids(self, name: str) -> list[int]:
         ids = [class_id for class_id, label in enumerate(self.labels) if label == name]
-        is_number = name.isdecimal() and len(name) <= DIGITS
-        if not ids and is_number and (not self.labels or int(name) < len(self.labels)):
-            ids = [int(name)]
-        if not ids:
-            reason = unknown("label or class id", name, self.labels or ["class ids"])
-            raise InvalidRequest(f"parameter 'classes': {reason}")
-        return ids
+        if ids:
+            return ids
+        if name.isdecimal() and len(name) <= DIGITS:
+            class_id = int(name)
+            if not self.labels or class_id < len(self.labels):
+                return [class_id]
+        reason = unknown("label or class id", name, self.labels or ["class ids"])
+        raise InvalidRequest(f"parameter 'classes': {reason}")
 
     def prepare(self, instances: Sequence[Pixels], parameters: Values) -> Tensors:
         """Convert RGB images of any size to the input [n,3,height,width], with values from 0 to 1,
@@ -148,22 +148,21 @@ class Client(ModelClient):
         A variable side is the shortest multiple of `stride` into which all images fit after their
         longer sides have become `size`.
         """
-        height, width = self._target(instances)
+        height, width = self._input_size_for(instances)
         shape = (len(instances), 3, height, width)
         rows = np.empty(shape, DATATYPES[self.input.datatype])
-        is_raw = rows.dtype == np.uint8
-        scale = np.uint8(1) if is_raw else np.float32(1 / 255)
+        scale = np.uint8(1) if rows.dtype == np.uint8 else np.float32(1 / 255)
         for row, pixels in zip(rows, instances, strict=True):
             fitted = Letterbox.fit(*_size(pixels), width, height).apply(pixels)
             # copying each channel to contiguous memory before multiplying it halves the time
             for channel, plane in enumerate(row):
                 values = cv2.extractChannel(fitted, channel)
                 np.multiply(values, scale, out=plane, casting="same_kind")
-        if len(self.input.shape) == 4:
+        if len(self.input.shape) == 4:  # with the network's own batch dimension
             rows = rows[:, None]
         return {self.input.name: rows}
 
-    def _target(self, instances: Sequence[Pixels]) -> Size:
+    def _input_size_for(self, instances: Sequence[Pixels]) -> Size:
         """Return height and width of the network's input for these images."""
         longest = self.options["size"]
         stride = self.options["stride"]
@@ -180,7 +179,8 @@ class Client(ModelClient):
     def parameter_schemas(self) -> dict[str, dict[str, Any]]:
         schemas = super().parameter_schemas()
         if self.labels:
-            names = {"type": "string", "enum": list(dict.fromkeys(self.labels))}
+            without_duplicates = list(dict.fromkeys(self.labels))
+            names = {"type": "string", "enum": without_duplicates}
             ids = {"type": "integer", "minimum": 0, "maximum": len(self.labels) - 1}
             schemas["classes"]["items"] = {"anyOf": [names, ids]}
         return schemas
@@ -201,6 +201,7 @@ class Client(ModelClient):
         except InvalidRequest as err:
             raise InferenceFailed(f"model '{self.model.name}': {err}") from err
         for name in filter(None, (self.output.name, self.prototypes)):
+            # a sum with an infinite or NaN value is not finite, and takes no memory
             if not np.isfinite(outputs[name].sum(dtype=np.float32)):
                 raise InferenceFailed(f"output '{name}' of model '{self.model.name}' is not finite")
         tables = output.reshape(len(instances), *output.shape[-2:])
@@ -230,19 +231,19 @@ class Client(ModelClient):
         if head.layout == FINAL:
             kept = kept[:limit]  # end-to-end heads need no NMS
         else:
-            kept = kept[nms(kept[:, :4], kept[:, 4], kept[:, 5], parameters["iou"], limit)]
-        boxes = kept[:, :4]
+            best = nms(kept[:, :4], kept[:, 4], kept[:, 5], parameters["iou"], limit)
+            kept = kept[best]
+        boxes, scores, extras = kept[:, :4], kept[:, 4], kept[:, 6:]
         class_ids = kept[:, 5].astype(np.int64)
-        detections = detections_of(self.labels, class_ids, kept[:, 4], fit.to_image(boxes))
-        extras = kept[:, 6:]
+        detections = detections_of(self.labels, class_ids, scores, fit.to_image(boxes))
         if prototypes is not None and parameters["masks"] == "polygons":
             masks = outlines(boxes, extras[:, : head.masks], prototypes, fit)
             for detection, mask in zip(detections, masks, strict=True):
                 detection["polygons"] = mask
-        if self.keypoints[0]:
-            values = extras[:, head.masks :].reshape(-1, *self.keypoints)
-            for detection, points in zip(detections, _points(values, fit), strict=True):
-                detection["keypoints"] = points
+        if self.keypoint_shape != (0, 0):
+            values = extras[:, head.masks :].reshape(-1, *self.keypoint_shape)
+            for detection, keypoints in zip(detections, _keypoints(values, fit), strict=True):
+                detection["keypoints"] = keypoints
         return {"detections": detections, "image": {"width": fit.width, "height": fit.height}}
 
     def _check_final(self, table: Array) -> None:
@@ -269,7 +270,8 @@ class Client(ModelClient):
         if len(shape) >= len(self.input.shape):
             raise refused(shape, "has as many dimensions as the image")
         others = [spec.shape for spec in self.model.outputs[1:]]
-        head = head_of(shape, others, self.options["layout"], len(self.labels), self.keypoints)
+        layout = self.options["layout"]
+        head = head_of(shape, others, layout, len(self.labels), self.keypoint_shape)
         if mismatch := labels_mismatch(self.model, self.labels, self.output.name, head.classes):
             raise InvalidRequest(
                 f"{mismatch} if its layout is {head.layout}: give it its own labels, or set the "
@@ -305,14 +307,16 @@ def _input_size(spec: TensorSpec) -> Size:
 
 def _with_masks(parameters: Sequence[Parameter]) -> tuple[Parameter, ...]:
     """Return the parameters for a segmentation head: add `masks`, and limit `max_detections`."""
-    limited = [
-        replace(p, maximum=MAX_MASKS) if p.name == "max_detections" else p for p in parameters
-    ]
+    limited = []
+    for parameter in parameters:
+        if parameter.name == "max_detections":
+            parameter = replace(parameter, maximum=MAX_MASKS)
+        limited.append(parameter)
     masks = Parameter("masks", "polygons", "how masks are returned", choices=("polygons", "none"))
     return (*limited, masks)
 
 
-def _keypoints(setting: tuple[float, ...]) -> tuple[int, int]:
+def _keypoint_shape(setting: tuple[float, ...]) -> tuple[int, int]:
     """Return the number of keypoints, and the number of values per keypoint. Both are 0 if the
     setting is empty. Raise InvalidRequest if it is invalid."""
     if not setting:
@@ -326,13 +330,12 @@ def _keypoints(setting: tuple[float, ...]) -> tuple[int, int]:
     return int(count), int(values[0])
 
 
-def _points(values: Floats, fit: Letterbox) -> list[list[dict[str, float]]]:
+def _keypoints(values: Floats, fit: Letterbox) -> list[list[dict[str, float]]]:
     """Convert keypoints [n, keypoints, 2 or 3] in the network's input to x and y in the image, and
     their scores if there are any."""
-    places = values[..., :2]
-    points = fit.points_to_image(places.reshape(-1, 2)).astype(np.float64).round(2)
-    rows = np.concatenate((points.reshape(places.shape), values[..., 2:]), 2)
-    return [
-        [dict(zip(("x", "y", "score"), point, strict=False)) for point in row]
-        for row in rows.tolist()
-    ]
+    positions = values[..., :2]
+    scores = values[..., 2:]
+    points = fit.points_to_image(positions.reshape(-1, 2)).astype(np.float64).round(2)
+    rows = np.concatenate((points.reshape(positions.shape), scores), 2)
+    names = ("x", "y", "score")[: rows.shape[2]]
+    return [[dict(zip(names, keypoint, strict=True)) for keypoint in row] for row in rows.tolist()]

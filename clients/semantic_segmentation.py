@@ -98,7 +98,7 @@ class Client(ImageClient):
         ]
         result: dict[str, Any] = {"segments": segments}
         if with_map:
-            result["map"] = _encoded(classes)
+            result["map"] = _grey_png(classes)
         return result | {"image": {"width": size[0], "height": size[1]}}
 
     def draw(self, instance: Image.Image, prediction: Any) -> Image.Image:
@@ -128,7 +128,7 @@ def best_classes(scores: Floats, size: tuple[int, int]) -> Pixels:
     return best
 
 
-def _encoded(classes: Pixels) -> dict[str, Any]:
+def _grey_png(classes: Pixels) -> dict[str, Any]:
     buffer = io.BytesIO()
     Image.fromarray(classes).save(buffer, "PNG")
     text = base64.b64encode(buffer.getvalue()).decode("ascii")

@@ -39,11 +39,11 @@ INDEX = "pandas' index (to_csv(index=False) leaves it out)"
 INDEX_NAMES = {"", "Unnamed: 0"}
 
 
-def _numbers(text: str) -> tuple[int | float, ...]:
+def _parse_numbers(text: str) -> tuple[int | float, ...]:
     """Return the numbers of a list like 0,1,2.5. Raise ValueError or TypeError if the text is not
     such a list."""
     numbers = orjson.loads(f"[{text}]")
-    return tuple(n if type(n) is int else float(n) for n in numbers)
+    return tuple(number if type(number) is int else float(number) for number in numbers)
 
 
 class Client(ModelClient):
@@ -68,7 +68,7 @@ class Client(ModelClient):
             "classes",
             (),
             "the numbers that the model gives for its classes, in that order; default: 0, 1, 2 …",
-            parser=_numbers,
+            parser=_parse_numbers,
         ),
         Parameter(
             "probabilities",
@@ -93,15 +93,16 @@ class Client(ModelClient):
         self.labels = names_of(model, self.options["labels"], "labels")
         self.scores = self._scores_output()
         self._check_labels()
-        predicted = next((spec for spec in model.outputs if spec.name != self.scores), None)
-        self.main_output = predicted.name if predicted else ""
-        self.boolean = predicted is not None and predicted.datatype == "BOOL"
+        others = [spec for spec in model.outputs if spec.name != self.scores]
+        self.main_output = others[0].name if others else ""
+        self.predicts_booleans = bool(others) and others[0].datatype == "BOOL"
 
     def _read_columns(self) -> None:
         """Determine the columns of each input: their number, their names, and which values they
         accept."""
         model = self.model
         columns = names_of(model, self.options["columns"], "columns")
+        # if there are several inputs, it is not known which of them has how many of the columns
         named = len(columns) if len(model.inputs) == 1 else 0
         widths = [_width(spec, named) for spec in model.inputs]
         if not columns and set(widths) == {1}:
@@ -116,13 +117,15 @@ class Client(ModelClient):
         # the columns' names for error messages
         self.names = columns or [f"column {number}" for number in range(self.count)]
         self.inputs = list(zip(model.inputs, widths, strict=True))
-        self.missing = self._missing()
-        self.absent = tuple("" if is_empty else "0" for is_empty in self.missing)
-        datatypes = [spec.datatype for spec, width in self.inputs for _ in range(width)]
+        self.takes_empty = self._takes_empty()
+        self.absent = tuple("" if takes_empty else "0" for takes_empty in self.takes_empty)
+        datatypes: list[str] = []
+        for spec, width in self.inputs:
+            datatypes += [spec.datatype] * width
         self.example = orjson.dumps([BLANK.get(datatype, 0) for datatype in datatypes])
-        self.known = categories_of(model.file(CATEGORIES), datatypes)
+        self.categories = categories_of(model.file(CATEGORIES), datatypes)
 
-    def _missing(self) -> list[bool]:
+    def _takes_empty(self) -> list[bool]:
         """Return for each column whether it takes empty cells."""
         missing = self.options["missing"]
         if missing in ((REFUSE,), (NAN,)):
@@ -139,10 +142,11 @@ class Client(ModelClient):
         """Return the name of the output that has probabilities, or "" if there is none."""
         names = [spec.name for spec in self.model.outputs]
         wanted: str = self.options["probabilities"]
-        if wanted and wanted not in names:
+        if not wanted:
+            return next((name for name in names if "prob" in name.lower()), "")
+        if wanted not in names:
             raise InvalidRequest(f"there is no output '{wanted}'; there are {', '.join(names)}")
-        likely = (name for name in names if "prob" in name.lower())
-        return wanted or next(likely, "")
+        return wanted
 
     def _check_labels(self) -> None:
         shapes = {spec.name: spec.shape for spec in self.model.outputs}
@@ -162,7 +166,7 @@ class Client(ModelClient):
         three or more columns. If the model's columns have no names and none of them contains
         strings, a row of different words, one for each column, is a header too.
         """
-        cells = [self._column(cell) for cell in cells]
+        cells = [self._stored_name(cell) for cell in cells]
         if cells and sorted(cells) == sorted(self.columns):
             return cells
         if self.count > 2 and cells == [str(number) for number in range(self.count)]:
@@ -186,8 +190,9 @@ class Client(ModelClient):
             columns = slice(first, first + width)
             first += width
             part = rows if len(self.inputs) == 1 else [row[columns] for row in rows]
-            array = array_of(part, spec.datatype, self.missing[columns], self.names[columns])
-            check_known(array, self.known[columns], self.names[columns])
+            names = self.names[columns]
+            array = array_of(part, spec.datatype, self.takes_empty[columns], names)
+            check_known(array, self.categories[columns], names)
             arrays[spec.name] = array if spec.shape else array.reshape(len(rows))
         return arrays
 
@@ -195,7 +200,7 @@ class Client(ModelClient):
         """Return the row's cells in the order of the columns. Raise DecodingError if the row does
         not have exactly these columns."""
         if isinstance(instance, Mapping):
-            return self._named(instance, number)
+            return self._cells_by_name(instance, number)
         if len(instance) != self.count:
             names = f" ({_listed(self.columns)})" if self.columns else ""
             raise DecodingError(
@@ -206,15 +211,15 @@ class Client(ModelClient):
             )
         return instance
 
-    def _named(self, instance: Mapping[str, Any], number: int) -> Row:
-        """Return the cells of a row that maps columns to cells."""
+    def _cells_by_name(self, instance: Mapping[str, Any], number: int) -> Row:
+        """Return the cells of a row that maps columns to cells, as _cells says."""
         if not self.columns:
             raise DecodingError(
                 "this model's columns have no names: send a list of cells", instance=number
             )
         named = instance
         if not self.known_names.issuperset(instance):
-            named = {self._column(name): cell for name, cell in instance.items()}
+            named = {self._stored_name(name): cell for name, cell in instance.items()}
         if len(named) < len(instance):
             raise DecodingError("the row names a column twice", instance=number)
         if unknown := named.keys() - self.known_names:
@@ -229,7 +234,7 @@ class Client(ModelClient):
             raise DecodingError(f"the row has no {_listed(absent)}", instance=number)
         return [named[name] for name in self.columns]
 
-    def _column(self, name: str) -> str:
+    def _stored_name(self, name: str) -> str:
         """Return the model's name for a column. A caller may write 'mean radius' for 'mean_radius',
         which is how LightGBM stores that name."""
         stored = name.replace(" ", "_")
@@ -241,26 +246,25 @@ class Client(ModelClient):
     ) -> list[Any]:
         """Return the values of all outputs for each row. The first output that does not contain
         probabilities is the prediction."""
-        values: dict[str, list[Any]] = {}
+        count = len(instances)
+        columns: dict[str, list[Any]] = {}
         for spec in self.model.outputs:
-            array = outputs[spec.name].reshape(len(instances), -1)
             if spec.name == self.scores:
                 continue
-            name = spec.name if values else "prediction"
-            rows = self._rows(array, name == "prediction")
-            values[name] = [row[0] if len(row) == 1 else row for row in rows]
+            name = spec.name if columns else "prediction"
+            array = outputs[spec.name].reshape(count, -1)
+            rows = self._rows(array, is_prediction=name == "prediction")
+            columns[name] = [row[0] if len(row) == 1 else row for row in rows]
         if self.scores:
-            scores = outputs[self.scores].reshape(len(instances), -1)
-            values["probabilities"] = self._by_class(scores)
-        predictions = zip(*values.values(), strict=True)
-        return [dict(zip(values, row, strict=True)) for row in predictions]
+            columns["probabilities"] = self._by_class(outputs[self.scores].reshape(count, -1))
+        return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
-    def _rows(self, array: Array, predicted: bool) -> list[list[Any]]:
-        """Return an output as lists. If it is `predicted`, its class numbers become labels."""
+    def _rows(self, array: Array, is_prediction: bool) -> list[list[Any]]:
+        """Return an output as lists. The class numbers of a prediction become labels."""
         rows: list[list[Any]] = array.tolist()
         if array.dtype.kind == "O":
             return [[value.decode() for value in row] for row in rows]
-        if not predicted or not self.labels or array.dtype.kind not in "iub":
+        if not is_prediction or not self.labels or array.dtype.kind not in "iub":
             return rows
         numbers = self.options["classes"] or range(len(self.labels))
         names = dict(zip(numbers, self.labels, strict=False))
@@ -269,12 +273,14 @@ class Client(ModelClient):
     def _by_class(self, array: Array) -> list[dict[str, float]]:
         """Return {class: probability} for each row. Without labels, a class is named by its number,
         or by False or True if the prediction is a boolean."""
-        numbers = self.options["classes"] or range(array.shape[1])
-        names = self.labels or [
-            str(int(number) if number % 1 == 0 else number) for number in numbers
-        ]
-        if self.boolean and not self.labels and array.shape[1] == len(BOOLEANS):
+        count = array.shape[1]
+        if self.labels:
+            names = self.labels
+        elif self.predicts_booleans and count == len(BOOLEANS):
             names = BOOLEANS
+        else:
+            numbers = self.options["classes"] or range(count)
+            names = [str(int(number)) if number % 1 == 0 else str(number) for number in numbers]
         return [dict(zip(names, row, strict=True)) for row in array.tolist()]
 
 

@@ -56,6 +56,7 @@ class Client(ModelClient):
         Parameter("labels", "", "file of labels; default: id2label in config.json"),
         *(setting for task in TASKS.values() for setting in task.settings),
     )
+    # those of all tasks, which the docs list; __init__ keeps only those of the model's task
     parameters = (
         TRUNCATE,
         *{value.name: value for task in TASKS.values() for value in task.parameters}.values(),
@@ -67,18 +68,18 @@ class Client(ModelClient):
         self.codec = kind.codec
         self.parameters = (TRUNCATE, *kind.parameters)
         super().__init__(model)
-        self.left_out = [
+        # the inputs that the backend fills in, because it merges and pads texts itself
+        self.filled_inputs = [
             spec.name for spec in model.inputs if spec.optional and spec.name in FILLED
         ]
-        # If the backend merges texts of different lengths, it also pads them.
-        multiple = 1 if self.left_out else self.options["pad_to_multiple_of"]
+        multiple = 1 if self.filled_inputs else self.options["pad_to_multiple_of"]
         folder = model.file(self.options["tokenizer"])
         self.tokenizer = TextTokenizer(
             folder, self.options["max_length"], kind.truncation, multiple
         )
         self.text_task = kind(model, self.tokenizer, self.options)
         self.outputs = self.text_task.outputs
-        self.int32 = {spec.name for spec in model.inputs if spec.datatype == "INT32"}
+        self.int32_inputs = {spec.name for spec in model.inputs if spec.datatype == "INT32"}
 
     def rows(self, instance: Any) -> int:
         return self.text_task.rows(instance)
@@ -102,10 +103,10 @@ class Client(ModelClient):
                 "out 'truncate'",
                 instance=index,
             )
-        for name in self.left_out:
+        for name in self.filled_inputs:
             if (tensors[name] == FILLED[name]).all():
                 del tensors[name]
-        for name in self.int32 & tensors.keys():
+        for name in self.int32_inputs & tensors.keys():
             tensors[name] = tensors[name].astype(np.int32)
         return tensors
 

@@ -32,17 +32,17 @@ def scale(options: Scale, aws: Aws) -> None:
         return
     metric = autoscale.CONCURRENCY if options.concurrency else autoscale.INVOCATIONS
     policy = autoscale.policy(options.name, metric, options.concurrency or options.invocations)
-    bounds = {
+    target = {
         **autoscale.variant(options.name),
         "MinCapacity": options.min,
         "MaxCapacity": options.max,
     }
-    bounds = config.request(aws, options.config, "RegisterScalableTarget", bounds)
-    fewest, most = bounds["MinCapacity"], bounds["MaxCapacity"]
+    target = config.request(aws, options.config, "RegisterScalableTarget", target)
+    fewest, most = target["MinCapacity"], target["MaxCapacity"]
     if fewest > most:
         raise UsageError(f"--min {fewest} is more than --max {most}")
     policy = config.request(aws, options.config, "PutScalingPolicy", policy)
-    aws.write(autoscale.SERVICE, "RegisterScalableTarget", bounds)
+    aws.write(autoscale.SERVICE, "RegisterScalableTarget", target)
     aws.write(autoscale.SERVICE, "PutScalingPolicy", policy)
     aws.report(f"the endpoint '{options.name}' scales with its load")
 
@@ -65,8 +65,8 @@ def build_parser() -> argparse.ArgumentParser:
         prog="python -m deploy", description="Run the image on Amazon SageMaker."
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for name, (kind, _, text) in COMMANDS.items():
-        add_flags(commands.add_parser(name, help=text, description=text), kind)
+    for name, (options_class, _, text) in COMMANDS.items():
+        add_flags(commands.add_parser(name, help=text, description=text), options_class)
     return parser
 
 
@@ -75,10 +75,10 @@ def main(
 ) -> int:
     """Run a command. Return the exit code: 0, 1 if it failed, 2 if it raised UsageError, or 130 if
     it was interrupted. If argparse rejects the words, it exits with 2."""
-    given = vars(build_parser().parse_args(words))
-    command = given.pop("command")
-    kind, run, _ = COMMANDS[command]
-    options = kind(**given)
+    flags = vars(build_parser().parse_args(words))
+    command = flags.pop("command")
+    options_class, run, _ = COMMANDS[command]
+    options = options_class(**flags)
     if options.dry_run:
         say("dry run: calls that would write are only printed")
     try:
@@ -99,12 +99,9 @@ def main(
 
 def _aws(options: Common, session: boto3.Session, poll: float) -> Aws:
     url = options.endpoint_url if isinstance(options, Invoke) else None
-    region = (
-        options.region
-        or os.environ.get("AWS_REGION")
-        or session.region_name
-        or (url and SIMULATED_REGION)
-    )
+    region = options.region or os.environ.get("AWS_REGION") or session.region_name
+    if url and not region:
+        region = SIMULATED_REGION
     if not region:
         raise UsageError("no AWS region is set: give --region, or set AWS_REGION")
     return Aws(session, region, dry_run=options.dry_run, runtime_url=url, poll=poll)

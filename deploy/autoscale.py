@@ -49,9 +49,10 @@ def targets(aws: Aws, name: str) -> list[Any]:
 
 def remove(aws: Aws, name: str) -> bool:
     """Remove the variant's policies and its scalable target. Return whether there was a target."""
-    scalable = targets(aws, name)
-    for each in aws.list(SERVICE, "DescribeScalingPolicies", "ScalingPolicies", **variant(name)):
-        aws.remove(SERVICE, "DeleteScalingPolicy", **variant(name), PolicyName=each["PolicyName"])
-    if scalable:
+    was_scaled = bool(targets(aws, name))
+    policies = aws.list(SERVICE, "DescribeScalingPolicies", "ScalingPolicies", **variant(name))
+    for policy in policies:
+        aws.remove(SERVICE, "DeleteScalingPolicy", **variant(name), PolicyName=policy["PolicyName"])
+    if was_scaled:
         aws.remove(SERVICE, "DeregisterScalableTarget", **variant(name))
-    return bool(scalable)
+    return was_scaled

@@ -92,16 +92,18 @@ class Aws:
         endpoint fails, or after about WAIT seconds."""
         if self.dry_run:
             return
-        config = {"Delay": self._poll, "MaxAttempts": int(WAIT / max(self._poll, 1))}
+        attempts = int(WAIT / max(self._poll, 1))  # tests poll without a delay
+        config = {"Delay": self._poll, "MaxAttempts": attempts}
         try:
             self._client("sagemaker").get_waiter(waiter).wait(
                 EndpointName=endpoint, WaiterConfig=config
             )
         except WaiterError as err:
             last: Reply = dict(err.last_response)
+            status = last.get("EndpointStatus", "unknown")
             reason = one_line(last.get("FailureReason") or str(err))
             raise DeployError(
-                f"the endpoint '{endpoint}' is {last.get('EndpointStatus', 'unknown')}: {reason} "
+                f"the endpoint '{endpoint}' is {status}: {reason} "
                 f"(its log: aws logs tail /aws/sagemaker/Endpoints/{endpoint} --since 1h)"
             ) from None
 
@@ -147,7 +149,9 @@ def printable(value: Any) -> Any:
         return f"<{len(value)} bytes>"
     if isinstance(value, Mapping):
         return {
-            key: masked(each) if key == "Environment" else printable(each)
-            for key, each in value.items()
+            key: masked(part) if key == "Environment" else printable(part)
+            for key, part in value.items()
         }
-    return [printable(each) for each in value] if isinstance(value, list | tuple) else value
+    if isinstance(value, list | tuple):
+        return [printable(item) for item in value]
+    return value

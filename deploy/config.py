@@ -98,12 +98,12 @@ def merge(base: Any, patch: Any, depth: int = 0) -> Any:
             else:
                 merged[key] = merge(merged.get(key), value, depth + 1)
         return merged
-    if _of_objects(patch):
-        objects = base if _of_objects(base) else []
+    if _is_list_of_objects(patch):
+        objects = base if _is_list_of_objects(base) else []
         pairs: Iterable[tuple[Any, Any]] = zip_longest(objects, patch, fillvalue={})
         return [merge(old, new, depth + 1) for old, new in pairs]
     return patch
 
 
-def _of_objects(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(each, dict) for each in value)
+def _is_list_of_objects(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(item, dict) for item in value)

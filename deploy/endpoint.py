@@ -11,9 +11,9 @@ from deploy.aws import Aws, Reply
 from deploy.config import request
 from deploy.errors import DeployError, UsageError, one_line
 from deploy.options import Common, Delete, Endpoint
-from deploy.specification import endpoint_config, kept, model_name, untagged
+from deploy.specification import endpoint_config, model_name, request_to_recreate, untagged
 from deploy.specification import model as model_request
-from deploy.stack import KINDS, ensure, is_ours, owned, remove, say, tagged, tags, tags_of
+from deploy.stack import KINDS, ensure, is_ours, names_in_stack, remove, say, tagged, tags, tags_of
 
 CHANGING = ("Creating", "Updating", "SystemUpdating", "RollingBack", "Deleting")
 
@@ -38,7 +38,7 @@ def create(options: Endpoint, aws: Aws) -> None:
     ensure(aws, "EndpointConfig", config)
     say(f"creating endpoint {options.name}")
     aws.write("sagemaker", "CreateEndpoint", endpoint)
-    _settle(options, aws, config)
+    _wait_until_served(options, aws, config)
 
 
 def _wait_for_existing(options: Endpoint, aws: Aws, current: Reply, config: Reply) -> None:
@@ -49,7 +49,7 @@ def _wait_for_existing(options: Endpoint, aws: Aws, current: Reply, config: Repl
             f"the endpoint '{options.name}' exists with other settings: 'update' changes it"
         )
     say(f"the endpoint '{options.name}' exists already")
-    _settle(options, aws, config)
+    _wait_until_served(options, aws, config)
 
 
 def update(options: Endpoint, aws: Aws) -> None:
@@ -61,9 +61,8 @@ def update(options: Endpoint, aws: Aws) -> None:
     options = replace(options, own_tags=_own_tags(options, aws, endpoint))
     new_model = _changed_model(options, aws, current_model)
     model = new_model or current_model
-    old_config = _with_current_instances(
-        kept(aws, "CreateEndpointConfig", current_config), endpoint
-    )
+    old_config = request_to_recreate(aws, "CreateEndpointConfig", current_config)
+    old_config = _with_current_instances(old_config, endpoint)
     config = endpoint_config(options, aws, old_config, model["ModelName"])
     if untagged(config, "EndpointConfigName") == old_config:
         aws.report(f"the endpoint '{options.name}' has these settings already")
@@ -75,7 +74,7 @@ def update(options: Endpoint, aws: Aws) -> None:
     ensure(aws, "EndpointConfig", config)
     say(f"updating endpoint {options.name}")
     aws.write("sagemaker", "UpdateEndpoint", parameters)
-    if _settle(options, aws, config):
+    if _wait_until_served(options, aws, config):
         _remove_others(options, aws, "EndpointConfig", config["EndpointConfigName"])
         _remove_others(options, aws, "Model", model_name(config))
 
@@ -106,7 +105,7 @@ def _own_tags(options: Endpoint, aws: Aws, endpoint: Reply) -> list[dict[str, st
 
 def _changed_model(options: Endpoint, aws: Aws, current: Reply) -> Reply | None:
     """Return the request that creates the changed model, or None if the model does not change."""
-    old = kept(aws, "CreateModel", current)
+    old = request_to_recreate(aws, "CreateModel", current)
     new = model_request(options, aws, old)
     return new if untagged(new, "ModelName") != old else None
 
@@ -117,16 +116,17 @@ def _with_current_instances(config: Reply, endpoint: Reply) -> Reply:
     states = endpoint.get("ProductionVariants", ())
     variants = [dict(variant) for variant in config["ProductionVariants"]]
     for variant, state in zip(variants, states, strict=False):
-        if "InitialInstanceCount" in variant and state.get("DesiredInstanceCount"):
-            variant["InitialInstanceCount"] = state["DesiredInstanceCount"]
+        count = state.get("DesiredInstanceCount")
+        if count and "InitialInstanceCount" in variant:  # a serverless one has none
+            variant["InitialInstanceCount"] = count
     return {**config, "ProductionVariants": variants}
 
 
 def _remove_others(options: Endpoint, aws: Aws, kind: str, wanted: str) -> None:
     """Delete the stack's resources of this kind, except the one called `wanted`."""
-    for each in owned(options, aws, kind):
-        if each != wanted:
-            remove(aws, kind, each)
+    for name in names_in_stack(options, aws, kind):
+        if name != wanted:
+            remove(aws, kind, name)
 
 
 def status(options: Common, aws: Aws) -> None:
@@ -136,6 +136,7 @@ def status(options: Common, aws: Aws) -> None:
     container = model["PrimaryContainer"]
     data_source = container.get("ModelDataSource", {}).get("S3DataSource", {})
     targets = autoscale.targets(aws, options.name)
+    bounds = [f"{target['MinCapacity']} to {target['MaxCapacity']}" for target in targets]
     rows = {
         "endpoint": options.name,
         "status": endpoint["EndpointStatus"],
@@ -146,7 +147,7 @@ def status(options: Common, aws: Aws) -> None:
         "image": container["Image"],
         "models": container.get("ModelDataUrl", data_source.get("S3Uri", "in the image")),
         "mode": container.get("Mode", "SingleModel"),
-        "scaling": ", ".join(f"{each['MinCapacity']} to {each['MaxCapacity']}" for each in targets),
+        "scaling": ", ".join(bounds),
     }
     lines = [(name, value) for name, value in rows.items() if value]
     variables = environment.masked(container.get("Environment", {}))
@@ -159,8 +160,8 @@ def _instances(variant: Mapping[str, Any], endpoint: Mapping[str, Any]) -> str:
     if "ServerlessConfig" in variant:
         text = "serverless, {MemorySizeInMB} MB, {MaxConcurrency} concurrent"
         return text.format(**variant["ServerlessConfig"])
-    now = endpoint.get("ProductionVariants", [{}])[0]
-    count = now.get("CurrentInstanceCount", variant.get("InitialInstanceCount"))
+    state = endpoint.get("ProductionVariants", [{}])[0]
+    count = state.get("CurrentInstanceCount", variant.get("InitialInstanceCount"))
     return f"{count}, {variant.get('InstanceType')}"
 
 
@@ -169,7 +170,7 @@ def delete(options: Delete, aws: Aws) -> None:
     image, the files in S3 and the logs."""
     resources: list[tuple[str, str]] = []
     for kind in KINDS:
-        resources += [(kind, name) for name in owned(options, aws, kind)]
+        resources += [(kind, name) for name in names_in_stack(options, aws, kind)]
     if not resources:
         say(f"nothing in {aws.region} has the tags of '{options.name}': there is nothing to delete")
         return
@@ -213,7 +214,7 @@ def _describe(options: Common, aws: Aws) -> Reply | None:
     return aws.find("sagemaker", "DescribeEndpoint", EndpointName=options.name)
 
 
-def _settle(options: Endpoint, aws: Aws, config: Reply) -> bool:
+def _wait_until_served(options: Endpoint, aws: Aws, config: Reply) -> bool:
     """Wait until the endpoint serves `config`, and return True. Raise DeployError if the endpoint
     fails, or if AWS has rolled the update back. Without waiting, return True in a dry run, and
     otherwise False with --no-wait."""

@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from deploy.errors import UsageError
-from serving.settings.explain import MASK, unknown_variables
+from serving.settings.explain import MASK, warnings_of_unknown_variables
 from serving.settings.setting import SettingsError
 from serving.settings.table import SECRETS, Settings
 
@@ -18,21 +18,22 @@ def parse(pairs: Sequence[str]) -> dict[str, str]:
     """Parse KEY=VALUE pairs. Raise UsageError for any other text."""
     for text in pairs:
         if not re.match(r"[A-Za-z_][A-Za-z0-9_]*=", text):
-            raise UsageError(f"--env takes KEY=VALUE, got '{text.partition('=')[0]}'")
+            key = text.partition("=")[0]  # the value may be a secret
+            raise UsageError(f"--env takes KEY=VALUE, got '{key}'")
     return dict(text.split("=", 1) for text in pairs)
 
 
 def check(environment: Mapping[str, str], multi_model: bool) -> list[str]:
     """Return a warning for each variable that is named like a setting of the container, but is not
     one. Raise UsageError for a value with which the container would not start."""
-    whole = dict(environment)
+    variables = dict(environment)
     if multi_model:
-        whole["SAGEMAKER_MULTI_MODEL"] = "true"
+        variables["SAGEMAKER_MULTI_MODEL"] = "true"  # SageMaker sets it
     try:
-        Settings.from_env(whole)
+        Settings.from_env(variables)
     except SettingsError as err:
         raise UsageError(f"the container would not start: {'; '.join(err.mistakes)}") from None
-    return unknown_variables(environment)
+    return warnings_of_unknown_variables(environment)
 
 
 def masked(environment: Mapping[str, str]) -> dict[str, str]:

@@ -45,9 +45,9 @@ class UsageError(DeployError):
 def is_absent(error: aws.ClientError) -> bool:
     """Return whether AWS says that the resource does not exist."""
     code = error.response["Error"]["Code"]
-    return code in ABSENT_CODES or (
-        code.startswith("Validation") and "could not find" in _message(error).lower()
-    )
+    if code.startswith("Validation"):  # SageMaker answers so for a missing endpoint or model
+        return "could not find" in _message(error).lower()
+    return code in ABSENT_CODES
 
 
 def explain(error: Exception) -> str:
@@ -72,11 +72,11 @@ def _explain_reply(error: aws.ClientError) -> str:
     if code == "ModelError":
         # convert it to a dict, because boto3's types lack some of the fields
         reply: dict[str, Any] = dict(error.response)
-        return _container_error(
-            reply.get("OriginalStatusCode"), reply.get("OriginalMessage") or _message(error)
-        )
+        text = reply.get("OriginalMessage") or _message(error)
+        return _container_error(reply.get("OriginalStatusCode"), text)
     advice = next((text for pattern, text in ADVICE if re.search(pattern, code)), code)
-    return f"{error.operation_name}: {one_line(_message(error)) or code} ({advice})"
+    message = one_line(_message(error)) or code
+    return f"{error.operation_name}: {message} ({advice})"
 
 
 def _container_error(status: Any, text: str) -> str:

@@ -24,24 +24,32 @@ def invoke(options: Invoke, aws: Aws) -> None:
     if options.stream and options.output:
         raise UsageError("--stream prints the reply: leave out --output")
     body, content_type = _body(options)
-    picture = PICTURES.get(options.output.suffix.lower(), "") if options.output else ""
     parameters = {
         "EndpointName": options.name,
         "Body": body,
         "ContentType": options.content_type or content_type,
         "CustomAttributes": _attributes(options),
-        "Accept": options.accept or picture or ("text/event-stream" if options.stream else ""),
+        "Accept": options.accept or _default_accept(options),
         "TargetModel": options.target_model,
     }
-    given = {key: value for key, value in parameters.items() if value not in (None, "")}
+    parameters = {key: value for key, value in parameters.items() if value not in (None, "")}
     operation = "InvokeEndpointWithResponseStream" if options.stream else "InvokeEndpoint"
-    reply = aws.write(RUNTIME, operation, request(aws, options.config, operation, given))
+    parameters = request(aws, options.config, operation, parameters)
+    reply = aws.write(RUNTIME, operation, parameters)
     if aws.dry_run:
         return
     if options.stream:
         _print_stream(reply)
     else:
         _show(options, reply)
+
+
+def _default_accept(options: Invoke) -> str:
+    """Return the type of reply that the options imply: events for --stream, an image if --output
+    has an image's name, and otherwise ""."""
+    if options.stream:
+        return "text/event-stream"
+    return PICTURES.get(options.output.suffix.lower(), "") if options.output else ""
 
 
 def _body(options: Invoke) -> tuple[bytes, str]:
@@ -88,13 +96,13 @@ def _show(options: Invoke, reply: Reply) -> None:
     """Print the reply, or write it to --output. Raise DeployError if it is not text and there is no
     --output, and UsageError if the file cannot be written."""
     body = reply["Body"].read()
-    kind = reply.get("ContentType", "")
+    content_type = reply.get("ContentType", "")
     if not options.output:
         try:
             text = body.decode()
         except UnicodeDecodeError:
             raise DeployError(
-                f"the reply is {len(body)} bytes of {kind}: --output FILE writes them"
+                f"the reply is {len(body)} bytes of {content_type}: --output FILE writes them"
             ) from None
         print(text.rstrip("\n"))
         return
@@ -102,4 +110,4 @@ def _show(options: Invoke, reply: Reply) -> None:
         options.output.write_bytes(body)
     except OSError as err:
         raise UsageError(f"{options.output} cannot be written: {err.strerror}") from None
-    print(f"wrote {len(body)} bytes of {kind} to {options.output}")
+    print(f"wrote {len(body)} bytes of {content_type} to {options.output}")

@@ -29,7 +29,7 @@ def option(default: Any, about: str, **words: Any) -> Any:
     return field(**initial, metadata={"help": about, **words})
 
 
-def name_of(text: str) -> str:
+def stack_name(text: str) -> str:
     """Return the text if it is a valid name of a stack, otherwise raise ArgumentTypeError.
     SageMaker allows names of 63 characters. The limit of 46 leaves room for the suffixes that this
     program appends."""
@@ -75,7 +75,7 @@ class Common:
     """The options that all commands have. `name` is the name of the stack. `config` is the content
     of the file that --config names: parts of AWS's requests, keyed by operation."""
 
-    name: str = option(PROJECT, f"name of endpoint and stack (default: {PROJECT})", type=name_of)
+    name: str = option(PROJECT, f"name of endpoint and stack (default: {PROJECT})", type=stack_name)
     region: str | None = option(None, "AWS region (default: AWS_REGION, or the profile's)")
     profile: str | None = option(None, "profile of the AWS configuration")
     dry_run: bool = option(
@@ -194,11 +194,11 @@ class Delete(Common):
     yes: bool = option(False, "do not ask", action="store_true")
 
 
-def add_flags(parser: argparse.ArgumentParser, kind: type[Common]) -> None:
-    """Add a flag to the parser for each field of `kind` that `option` declares. If a flag is not
+def add_flags(parser: argparse.ArgumentParser, options_class: type[Common]) -> None:
+    """Add a flag to the parser for each field of the class that `option` declares. If a flag is not
     given, the field keeps its default."""
-    for each in fields(kind):
-        words = dict(each.metadata)
+    for declared in fields(options_class):
+        words = dict(declared.metadata)
         if words:
-            flag = words.pop("flag", f"--{each.name.replace('_', '-')}")
+            flag = words.pop("flag", f"--{declared.name.replace('_', '-')}")
             parser.add_argument(flag, default=argparse.SUPPRESS, **words)

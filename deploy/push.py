@@ -16,10 +16,7 @@ from deploy.stack import git_version, say
 
 def push(options: Push, aws: Aws) -> None:
     """Log in to ECR, then tag and push the image. Print its URI to stdout."""
-    default = "docker" if aws.dry_run else ""
-    engine = options.engine or next(filter(_works, ENGINES), default)
-    if not engine:
-        raise DeployError(f"none of {', '.join(ENGINES)} works here")
+    engine = options.engine or _working_engine(aws)
     tag = options.tag or git_version()
     token = aws.read("ecr", "GetAuthorizationToken")["authorizationData"][0]
     login = base64.b64decode(token["authorizationToken"]).decode()
@@ -32,6 +29,17 @@ def push(options: Push, aws: Aws) -> None:
     _run(aws, [engine, "push", *ENGINES[engine], uri])
     _warn_of_oci(aws, options.repository, tag)
     aws.report(uri)
+
+
+def _working_engine(aws: Aws) -> str:
+    """Return the first of ENGINES that works. If none does, raise DeployError, or return "docker"
+    in a dry run, which runs no engine."""
+    for engine in ENGINES:
+        if _works(engine):
+            return engine
+    if not aws.dry_run:
+        raise DeployError(f"none of {', '.join(ENGINES)} works here")
+    return "docker"
 
 
 def _works(engine: str) -> bool:
@@ -52,9 +60,8 @@ def _ensure_repository(options: Push, aws: Aws) -> None:
         "imageScanningConfiguration": {"scanOnPush": True},
         "tags": [{"Key": "created-by", "Value": PROJECT}],
     }
-    aws.write(
-        "ecr", "CreateRepository", request(aws, options.config, "CreateRepository", parameters)
-    )
+    parameters = request(aws, options.config, "CreateRepository", parameters)
+    aws.write("ecr", "CreateRepository", parameters)
 
 
 def _run(aws: Aws, command: Sequence[str], secret: str = "") -> None:
@@ -62,7 +69,9 @@ def _run(aws: Aws, command: Sequence[str], secret: str = "") -> None:
     Raise DeployError if the command fails."""
     if aws.dry_run:
         print(json.dumps({"command": command}, indent=2), flush=True)
-    elif code := subprocess.run(command, input=secret, text=True).returncode:
+        return
+    code = subprocess.run(command, input=secret, text=True).returncode
+    if code:
         raise DeployError(
             f"'{' '.join(command)}' failed with exit code {code}; its output says why"
         )

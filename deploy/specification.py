@@ -50,12 +50,9 @@ def _with_model_data(options: Endpoint, container: Reply) -> dict[str, Any]:
     if options.multi_model:
         return {**container, "Mode": "MultiModel", "ModelDataUrl": options.multi_model}
     if options.model_data:
-        rest = {
-            key: value
-            for key, value in container.items()
-            if not key.startswith(("ModelData", "Mode"))
-        }
-        return rest | _data(options.model_data)
+        # Mode, ModelDataUrl, ModelDataSource and ModelPackageName say where the models come from
+        rest = {key: value for key, value in container.items() if not key.startswith("Mode")}
+        return rest | _model_data(options.model_data)
     return dict(container)
 
 
@@ -63,8 +60,8 @@ def _warn_of_variables(container: Reply) -> None:
     """Warn about environment variables that look like a misspelled setting. Raise UsageError for a
     value with which the container would not start."""
     is_multi_model = container.get("Mode") == "MultiModel"
-    for line in environment.check(container.get("Environment", {}), is_multi_model):
-        say(f"warning: {line}")
+    for warning in environment.check(container.get("Environment", {}), is_multi_model):
+        say(f"warning: {warning}")
 
 
 def endpoint_config(options: Endpoint, aws: Aws, base: Reply, model: str) -> Reply:
@@ -76,29 +73,24 @@ def endpoint_config(options: Endpoint, aws: Aws, base: Reply, model: str) -> Rep
         "InitialInstanceCount": options.instances,
         "InferenceAmiVersion": options.inference_ami,
     }
-    variant = {
-        **first,
-        **{key: value for key, value in settings.items() if value is not None},
-        "ModelName": model,
-    }
-    config = _named(
-        options, aws, "EndpointConfig", {**base, "ProductionVariants": [variant, *others]}
-    )
-    for each in config["ProductionVariants"]:
-        _warn_of_driver(each)
+    changes = {key: value for key, value in settings.items() if value is not None}
+    variants = [{**first, **changes, "ModelName": model}, *others]
+    config = _named(options, aws, "EndpointConfig", {**base, "ProductionVariants": variants})
+    for variant in config["ProductionVariants"]:
+        _warn_of_driver(variant)
     return config
 
 
-def kept(aws: Aws, operation: str, described: Reply) -> Reply:
+def request_to_recreate(aws: Aws, operation: str, described: Reply) -> Reply:
     """Return the request that would recreate a resource from its description, without its name and
     tags. According to botocore's model, the request and the description have the same fields,
     except that a description has additional ones, such as the time of creation."""
     name = f"{operation.removeprefix('Create')}Name"
-    known = aws.input_shape("sagemaker", operation).members.keys() - {name, "Tags"}
+    kept = aws.input_shape("sagemaker", operation).members.keys() - {name, "Tags"}
     parameters = {
         key: value
         for key, value in described.items()
-        if key in known and value not in ({}, [], None)
+        if key in kept and value not in ({}, [], None)
     }
     container = parameters.get("PrimaryContainer", {})
     # AWS describes a model archive in two fields, but accepts only one of them in a request
@@ -125,6 +117,7 @@ def _named(options: Endpoint, aws: Aws, kind: str, parameters: Reply) -> Reply:
     resources that it has already created.
     """
     name = f"{kind}Name"
+    # the check of the request needs a name
     content = request(aws, options.config, f"Create{kind}", {**parameters, name: "name"})
     text = json.dumps(content, sort_keys=True)
     digest = hashlib.sha256(text.encode()).hexdigest()[:8]
@@ -136,7 +129,7 @@ def untagged(parameters: Reply, name: str) -> Reply:
     return {key: value for key, value in parameters.items() if key not in (name, "Tags")}
 
 
-def _data(url: str) -> dict[str, Any]:
+def _model_data(url: str) -> dict[str, Any]:
     """Return the fields of a ContainerDefinition for an archive, or for unpacked files if `url`
     ends with /."""
     if url.endswith(".tar.gz"):
@@ -154,7 +147,7 @@ def _default_image(aws: Aws) -> str:
         reason = (
             f"ECR has no repository '{PROJECT}' in {aws.region}: run 'push' first, or give --image"
         )
-        return _missing(aws, reason, "IMAGE")
+        return _raise_or_warn(aws, reason, "IMAGE")
     return f"{reply['repositories'][0]['repositoryUri']}:{git_version()}"
 
 
@@ -167,13 +160,13 @@ def _role_arn(aws: Aws, role: str) -> str:
             f"there is no role '{role}': docs/deploy.md says how to create it; --role chooses "
             "another"
         )
-        return _missing(aws, reason, f"arn:aws:iam::ACCOUNT:role/{role}")
+        return _raise_or_warn(aws, reason, f"arn:aws:iam::ACCOUNT:role/{role}")
     return str(reply["Role"]["Arn"])
 
 
-def _missing(aws: Aws, reason: str, stand_in: str) -> str:
-    """Handle a resource that does not exist. In a dry run, print `reason` as a warning, and return
-    `stand_in` in place of the resource. Otherwise raise DeployError."""
+def _raise_or_warn(aws: Aws, reason: str, stand_in: str) -> str:
+    """Raise DeployError, because a resource does not exist. In a dry run, print `reason` as a
+    warning instead, and return `stand_in` in place of the resource."""
     if not aws.dry_run:
         raise DeployError(reason)
     say(f"warning: {reason}")
@@ -182,12 +175,13 @@ def _missing(aws: Aws, reason: str, stand_in: str) -> str:
 
 def _warn_of_driver(variant: Reply) -> None:
     """Warn if the host of a GPU instance has an NVIDIA driver that is too old for the gpu image."""
-    pools = [pool.get("InstanceType", "") for pool in variant.get("InstancePools", ())]
-    types = [each for each in (variant.get("InstanceType", ""), *pools) if GPU_TYPE.match(each)]
+    types = [pool.get("InstanceType", "") for pool in (variant, *variant.get("InstancePools", ()))]
+    gpu_types = [name for name in types if GPU_TYPE.match(name)]
     ami = variant.get("InferenceAmiVersion")
-    if types and DRIVERS.get(ami, NEEDED_DRIVER) < NEEDED_DRIVER:
+    driver = DRIVERS.get(ami, NEEDED_DRIVER)  # do not warn about an unknown host image
+    newest = [*DRIVERS][-1]
+    if gpu_types and driver < NEEDED_DRIVER:
         say(
-            f"warning: {types[0]} with InferenceAmiVersion {ami} has NVIDIA driver "
-            f"{DRIVERS[ami]}, and the gpu image needs {NEEDED_DRIVER}: --inference-ami "
-            f"{[*DRIVERS][-1]}"
+            f"warning: {gpu_types[0]} with InferenceAmiVersion {ami} has NVIDIA driver "
+            f"{driver}, and the gpu image needs {NEEDED_DRIVER}: --inference-ami {newest}"
         )

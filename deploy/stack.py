@@ -41,10 +41,10 @@ def tags(options: Common) -> list[dict[str, str]]:
 
 
 def tagged(options: Endpoint, parameters: Reply) -> Reply:
-    """Return the request with three kinds of tags: those in --config, those that the endpoint
-    already has, and those that mark the stack."""
-    own = {tag["Key"]: tag for tag in (*options.own_tags, *parameters.get("Tags", ()))}
-    return {**parameters, "Tags": [*own.values(), *tags(options)]}
+    """Return the request with three kinds of tags: those that the endpoint already has, those in
+    --config, which replace them by key, and those that mark the stack."""
+    others = {tag["Key"]: tag for tag in (*options.own_tags, *parameters.get("Tags", ()))}
+    return {**parameters, "Tags": [*others.values(), *tags(options)]}
 
 
 def tags_of(aws: Aws, arn: str) -> list[dict[str, str]]:
@@ -54,20 +54,21 @@ def tags_of(aws: Aws, arn: str) -> list[dict[str, str]]:
 
 
 def is_ours(options: Common, aws: Aws, arn: str) -> bool:
-    there = tags_of(aws, arn)
-    return all(tag in there for tag in tags(options))
+    """Return whether the resource has both tags of the stack."""
+    present = tags_of(aws, arn)
+    return all(tag in present for tag in tags(options))
 
 
-def owned(options: Common, aws: Aws, kind: str) -> list[str]:
+def names_in_stack(options: Common, aws: Aws, kind: str) -> list[str]:
     """Return the names of the stack's resources of this kind."""
     name = f"{kind}Name"
     ours = re.compile(re.escape(options.name) + "(-[0-9a-f]{8})?")
     resources = aws.list("sagemaker", f"List{kind}s", f"{kind}s", NameContains=options.name)
     return [
-        each[name]
-        for each in resources
+        resource[name]
+        for resource in resources
         # check the name first, to avoid reading the tags of every resource
-        if ours.fullmatch(each[name]) and is_ours(options, aws, each[f"{kind}Arn"])
+        if ours.fullmatch(resource[name]) and is_ours(options, aws, resource[f"{kind}Arn"])
     ]
 
 

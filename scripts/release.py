@@ -45,7 +45,9 @@ def check(version: str, source: str, changes: str, root: Path) -> None:
     current = LINE.search(source)
     if current and _numbers(version) < _numbers(current[1]):
         raise ReleaseError(f"{version} is older than {current[1]}, the version in {SOURCE}")
-    if not changes.partition(UNRELEASED)[2].partition("\n## ")[0].strip():
+    _, _, below = changes.partition(UNRELEASED)
+    entries, _, _ = below.partition("\n## ")
+    if not entries.strip():
         raise ReleaseError(
             f"{CHANGES} has no entry below '{UNRELEASED.strip()}': write what has changed"
         )

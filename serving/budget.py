@@ -20,15 +20,15 @@ from typing import Any, TypeVar
 import msgspec
 
 from serving.errors import PayloadTooLarge, TooLate
-from serving.named_value import MOST_NAMES as MOST_NAMES
+from serving.named_value import MOST_NAMES as MOST_NAMES  # listed here with the other limits
 from serving.request_memory import (
     SHORT,
     SMALL_JSON,
     WRITTEN,
     Parts,
     Reservation,
-    json_objects,
     json_parts,
+    msgspec_memory,
     reserve,
 )
 
@@ -68,7 +68,7 @@ MOST_HEADERS = 16 * 1024
 # The maximum size of a JSON reply, as a multiple of the maximum body size. It is more than 1,
 # because a short text becomes an embedding that is 100 times as long.
 OUTPUT_FACTOR = 10
-LOOK_EACH = 1_000  # items between two checks of the deadline
+CHECK_EVERY = 1_000  # items between two checks of the time that the request has left
 AT_ONCE = 2**15  # numbers that are converted in one call, which takes about a millisecond
 # In the Flask app, a request may use 1 / PROCESSOR_PART of the time limit for Triton as processor
 # time (6.75 s by default), plus one second for each PROCESSOR_BYTES of its body as sent. 200,000
@@ -132,10 +132,10 @@ def json_mistake(err: Exception, data: bytes, hint: str = "") -> str:
     return f"{err}{hint}"
 
 
-def admit_json(data: bytes, takes: Callable[[Parts], int] = json_objects) -> Reservation:
-    """Reserve the memory that a JSON text takes once it is parsed. `takes` estimates it if the text
-    is longer than SMALL_JSON. Raise PayloadTooLarge if the text has too many parts or needs more
-    memory than one request may use, and Overloaded if other requests hold the memory."""
+def admit_json(data: bytes, estimate: Callable[[Parts], int] = msgspec_memory) -> Reservation:
+    """Reserve the memory that a JSON text takes once it is parsed. `estimate` is called only if the
+    text is longer than SMALL_JSON. Raise PayloadTooLarge if the text has too many parts or needs
+    more memory than one request may use, and Overloaded if other requests hold the memory."""
     if len(data) <= SMALL_JSON:
         return reserve(SHORT * len(data), "the JSON of the body")
     parts = json_parts(data)
@@ -145,13 +145,14 @@ def admit_json(data: bytes, takes: Callable[[Parts], int] = json_objects) -> Res
         "lists, objects and strings of JSON",
         "send fewer at a time, or binary tensors",
     )
-    return reserve(takes(parts), "the JSON of the body")
+    return reserve(estimate(parts), "the JSON of the body")
 
 
 LONG_JSON = 2**18  # bytes; parsing a longer text takes more than a millisecond
 # Lets only one thread of a worker at a time parse a long text, parse a line, or write many numbers.
 # Each of these holds the GIL. If many threads did them at once, the worker's other threads would
-# have to wait for all of them: 0.1 s for twenty requests with long lines.
+# have to wait for all of them: 0.1 s for twenty requests with long lines. The lock is reentrant,
+# because read_json takes it again for a long line.
 TURN = threading.RLock()
 
 
@@ -230,7 +231,10 @@ def allow_time(deadline: Deadline, seconds: float = math.inf, sent: int = 0) -> 
     """Set the time limits of this thread's request: its deadline, and its processor time, which is
     a fixed part of `seconds` plus an amount for each of the `sent` bytes."""
     share = seconds / PROCESSOR_PART + sent / PROCESSOR_BYTES
-    _ALLOWANCE.set(Allowance(deadline, thread_time() + share, monotonic() + share, get_ident()))
+    allowance = Allowance(
+        deadline, processor=thread_time() + share, earliest=monotonic() + share, thread=get_ident()
+    )
+    _ALLOWANCE.set(allowance)
 
 
 def allow_any_time() -> None:
@@ -250,18 +254,18 @@ def seconds_left(most: float) -> float:
     return _ALLOWANCE.get().deadline.left(most)
 
 
-def count_time(seconds: float) -> None:
+def charge_time(seconds: float) -> None:
     """Charge this thread's request for processor time that other threads have spent on it."""
     own = _ALLOWANCE.get()
     earliest = own.earliest - seconds
     _ALLOWANCE.set(replace(own, processor=own.processor - seconds, earliest=earliest))
 
 
-def in_time(items: Iterable[Item], each: int = LOOK_EACH) -> Iterator[Item]:
-    """Yield the items. Before every `each` items, check the time that the request has left, and
-    raise TooLate if there is none."""
+def in_time(items: Iterable[Item], every: int = CHECK_EVERY) -> Iterator[Item]:
+    """Yield the items. Before the first of every `every` items, check the time that the request has
+    left, and raise TooLate if there is none."""
     for number, item in enumerate(items):
-        if number % each == 0:
+        if number % every == 0:
             check_time()
         yield item
 

@@ -36,7 +36,7 @@ def make_client(model: Model) -> ModelClient | None:
     named = model.parameters.get("client", "")
     if file := own_client(model.path, named):
         return _imported(file)(model)
-    ours = (*client_names(), *clients.FACES)
+    ours = (*client_names(), *clients.CLIENT_ALIASES)
     # a model from an archive has a name in Triton that differs from its folder's name
     names = [module_name(named)] if named else [model.name, model.path.name]
     for name in names:
@@ -92,7 +92,7 @@ def client_names() -> list[str]:
     """Return the names of this project's clients, one for each task. These are the modules in
     clients/, except base.py, modules that only give a client a second name, and names that begin
     with an underscore."""
-    others = {"base", *clients.FACES}
+    others = {"base", *clients.CLIENT_ALIASES}
     modules = (module.name for module in pkgutil.iter_modules(clients.__path__))
     return sorted(name for name in modules if name not in others and name[0] != "_")
 

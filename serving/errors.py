@@ -156,7 +156,7 @@ class ServingError(Exception):
         cls.code = code
         cls.status = TABLE[code].status
         cls.retry_after = TABLE[code].retry_after
-        KINDS.setdefault(code, cls)
+        KINDS[code] = cls
 
     def __str__(self) -> str:
         return self.text.format(*self.args)
@@ -277,7 +277,9 @@ class DecodingError(ServingError, code="decoding_error"):
             position.append(f"instance {self.instance}")
         if self.field:
             position.append(f"field '{self.field}'")
-        return ": ".join(filter(None, [", ".join(position), self.reason]))
+        if not position:
+            return self.reason
+        return f"{', '.join(position)}: {self.reason}"
 
 
 class ModelNotLoaded(ServingError, code="model_not_loaded"):

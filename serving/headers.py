@@ -38,9 +38,9 @@ def preferred(accept: str, *others: str) -> str:
 def wants_other_picture(accept: str) -> bool:
     """Return whether the Accept header lists only types of images, none of which matches one of
     PICTURES."""
-    types = [each for each, _ in parse_accept_header(accept, MIMEAccept)]
-    is_picture = bool(types) and all(each.startswith("image/") for each in types)
-    return is_picture and preferred(accept, *PICTURES) == JSON_TYPE
+    types = [media_type for media_type, _ in parse_accept_header(accept, MIMEAccept)]
+    are_images = bool(types) and all(media_type.startswith("image/") for media_type in types)
+    return are_images and preferred(accept, *PICTURES) == JSON_TYPE
 
 
 @lru_cache(maxsize=256)

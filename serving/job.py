@@ -106,8 +106,8 @@ class Job:
         with closing(Run(self, gateway).results()) as results:
             return self.reply(results)
 
-    def message(self, step: Step) -> InferRequest:
-        """Return the request to send to Triton.
+    def infer_request(self, step: Step) -> InferRequest:
+        """Return the request to send to Triton for a step.
 
         Raise InvalidRequest for an input that is sent twice, and for tensors that the model does
         not have. Triton does not reject them safely: it cuts names at a NUL character, and its
@@ -184,29 +184,28 @@ class Run:
         """Yield the result of each step or, in a stream, of each response. Raise a ServingError or
         BackendDied."""
         job = self._job
-        parts: list[InferReply] = []  # the replies to the partial steps before this one
+        partial_replies: list[InferReply] = []  # to the partial steps before this one
         call: Call | Responses | None
         reply: InferReply | None
         try:
             step, call = self._begin(None)
             while True:
-                # prepare and send the next step now, if possible
-                ahead = self._ahead(step)
-                for reply in self._wait(call):
+                begun_ahead = self._begin_ahead(step)
+                for reply in self._replies(call):
                     if step.is_partial:
-                        parts.append(reply)
+                        partial_replies.append(reply)
                     else:
-                        yield job.finish(step, [*parts, reply])
+                        yield job.finish(step, [*partial_replies, reply])
                 if not step.is_partial:
                     job.release(step)
-                    parts.clear()
+                    partial_replies.clear()
                 if step.is_last:
                     return
                 # free this step's memory, because the next step may need it
                 step = replace(step, inputs=())
                 call = None
                 reply = None
-                step, call = ahead or self._begin(step)
+                step, call = begun_ahead or self._begin(step)
         except InvalidRequest as err:
             if job.session and str(err).endswith(UNKNOWN_SEQUENCE):
                 raise SessionNotFound(job.session.id) from err
@@ -240,23 +239,23 @@ class Run:
     def _begin(self, before: Step | None) -> tuple[Step, Call | Responses]:
         """Prepare the step that follows `before`, and return it with its call. The call has been
         sent if it is a stream, or if the job may have several steps in flight. Any other call is
-        sent by `_wait`."""
+        sent by `_replies`."""
         job = self._job
         request = job.request
         check_time()
         step = job.prepare(before)
-        message = job.message(step)
+        infer_request = job.infer_request(step)
         # a job without batches has only one step, so this replaces no other reservation
         if step.batch is None:
             self._reserved = reserve(_call_bytes(job.served, step), "the call of the model")
         is_only = before is None and step.is_last
-        # It is cheaper to let _wait send the call, but then two calls cannot be in flight.
+        # It is cheaper to let _replies send the call, but then two calls cannot be in flight.
         sends_now = job.is_pipelined and not is_only
         with request.timings.stage("triton"):
             if job.is_decoupled:
-                self._in_flight.append(self._gateway.stream(message, request.deadline))
+                self._in_flight.append(self._gateway.stream(infer_request, request.deadline))
             else:
-                call = self._gateway.infer(message, request.deadline)  # not sent yet
+                call = self._gateway.infer(infer_request, request.deadline)  # not sent yet
                 self._in_flight.append(call)
                 if sends_now:
                     call.send()
@@ -265,7 +264,7 @@ class Run:
             self.cancel()
         return step, self._in_flight[-1]
 
-    def _ahead(self, step: Step) -> tuple[Step, Call | Responses] | None:
+    def _begin_ahead(self, step: Step) -> tuple[Step, Call | Responses] | None:
         """If the job is pipelined, prepare and send the step that follows `step` before `step` is
         answered. Return None if there is no such step, or if it must begin later, for example
         because there is no memory for both."""
@@ -276,8 +275,9 @@ class Run:
         except (Overloaded, PayloadTooLarge):
             return None
 
-    def _wait(self, call: Call | Responses) -> Iterator[InferReply]:
-        """Yield the replies to a call as they arrive."""
+    def _replies(self, call: Call | Responses) -> Iterator[InferReply]:
+        """Send the call if `_begin` has not, and yield the replies as they arrive. After the last
+        one, the call is no longer in flight."""
         replies = iter(call)
         while True:
             with self._job.request.timings.stage("triton"):

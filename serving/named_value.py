@@ -7,7 +7,7 @@ import reprlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 MOST_NAMES = 1_000  # items in one list, e.g. the classes to keep; ImageNet has 1,000 classes
 INT64 = range(-(2**63), 2**63)
@@ -19,7 +19,8 @@ def nearest(name: str, choices: Iterable[str]) -> str:
     """Return the one of the `choices` that is most similar to `name`, or "" if none is similar."""
     import difflib  # imported here because it is slow to import and rarely needed
 
-    return next(iter(difflib.get_close_matches(name, list(choices), n=1, cutoff=ALIKE)), "")
+    matches = difflib.get_close_matches(name, list(choices), n=1, cutoff=ALIKE)
+    return matches[0] if matches else ""
 
 
 def unknown(kind: str, name: str, choices: Iterable[str]) -> str:
@@ -27,9 +28,10 @@ def unknown(kind: str, name: str, choices: Iterable[str]) -> str:
     the most similar one if any is similar."""
     name = name[:100]
     names = sorted(choices)
-    meant = f"did you mean '{near}'? " if (near := nearest(name, names)) else ""
+    near = nearest(name, names)
+    suggestion = f"did you mean '{near}'? " if near else ""
     known = ", ".join(names) or "none"
-    return f"unknown {kind} '{name}'; {meant}known: {known}"
+    return f"unknown {kind} '{name}'; {suggestion}known: {known}"
 
 
 _QUOTED = reprlib.Repr()
@@ -76,12 +78,12 @@ class NamedValue:
     def __post_init__(self) -> None:
         """Convert `choices` to a tuple. Raise ValueError if a field has a wrong type. If there is
         no `parser`, also check that `parse` accepts the default."""
-        for name, kind in _KINDS.items():
-            value = getattr(self, name)
-            if not isinstance(value, kind):
+        for field, field_type in _FIELD_TYPES.items():
+            value = getattr(self, field)
+            if not isinstance(value, field_type):
                 label = f"{type(self).__name__} {quoted(self.name)}"
-                order = ", ".join(_KINDS)
-                raise ValueError(f"{label}: {name}={quoted(value)} is wrong; the order is {order}")
+                order = ", ".join(_FIELD_TYPES)
+                raise ValueError(f"{label}: {field}={quoted(value)} is wrong; the order is {order}")
         object.__setattr__(self, "choices", tuple(self.choices or ()))
         if self.parser is None:
             self.parse(self.default)
@@ -89,7 +91,8 @@ class NamedValue:
     def parse(self, value: Any) -> Any:
         """Parse `value`. If it is invalid, raise a ValueError that says what is allowed."""
         with contextlib.suppress(TypeError, ValueError, KeyError, OverflowError):
-            parsed = (self.parser or _TYPES[type(self.default)][0])(value)
+            parser = self.parser or _TYPES[type(self.default)].parser
+            parsed = parser(value)
             parts = parsed if isinstance(parsed, tuple) else (parsed,)
             if all(map(self._allows, parts)):
                 return parsed
@@ -106,14 +109,14 @@ class NamedValue:
         """Return a description of the valid values, for error messages."""
         if self.choices:
             return f"one of {', '.join(map(str, self.choices))}"
-        words = self.form or _TYPES[type(self.default)][1]
+        form = self.form or _TYPES[type(self.default)].form
         if self.minimum is None and self.maximum is None:
-            return words
+            return form
         if self.minimum is None:
-            return f"{words} at most {self.maximum:.12g}"
+            return f"{form} at most {self.maximum:.12g}"
         if self.maximum is None:
-            return f"{words} at least {self.minimum:.12g}"
-        return f"{words} from {self.minimum:.12g} to {self.maximum:.12g}"
+            return f"{form} at least {self.minimum:.12g}"
+        return f"{form} from {self.minimum:.12g} to {self.maximum:.12g}"
 
     def schema(self) -> dict[str, Any]:
         """Return the JSON Schema of valid values."""
@@ -122,12 +125,12 @@ class NamedValue:
             "maximum": self.maximum,
             "enum": list(self.choices) or None,
         }
-        item: dict[str, Any] = {"type": _TYPES[type(self.default)][2]}
+        item: dict[str, Any] = {"type": _TYPES[type(self.default)].json_type}
         item |= {name: bound for name, bound in bounds.items() if bound is not None}
         return {"type": "array", "items": item} if isinstance(self.default, tuple) else item
 
 
-WORDS = {
+BOOLEANS = {
     "true": True,
     "1": True,
     "yes": True,
@@ -142,11 +145,12 @@ WORDS = {
 def _parse_bool(value: Any) -> bool:
     if not isinstance(value, bool | str):  # in JSON, 0 and 1 are numbers, not booleans
         raise ValueError(value)
-    return WORDS[str(value).strip().lower()]
+    return BOOLEANS[str(value).strip().lower()]
 
 
 def _parse_int(value: Any) -> int:
-    if isinstance(value, bool) or (isinstance(value, float) and not value.is_integer()):
+    has_fraction = isinstance(value, float) and not value.is_integer()
+    if isinstance(value, bool) or has_fraction:
         raise ValueError(value)
     number = int(value)
     if number not in INT64:  # the libraries that receive the number accept only 64 bits
@@ -168,12 +172,18 @@ def _parse_str(value: Any) -> str:
 
 
 def _parse_numbers(value: Any) -> tuple[float, ...]:
-    return tuple(map(_parse_float, (part for part in _split(value) if part != "")))
+    parts = [part for part in _split(value) if part != ""]
+    return tuple(map(_parse_float, parts))
 
 
 def _parse_names(value: Any) -> Names:
-    names = (str(part) if type(part) is int else _parse_str(part) for part in _split(value))
-    return Names(name for name in map(str.strip, names) if name)
+    names = []
+    for part in _split(value):
+        text = str(part) if type(part) is int else _parse_str(part)
+        name = text.strip()
+        if name:
+            names.append(name)
+    return Names(names)
 
 
 def _split(value: Any) -> list[Any]:
@@ -189,7 +199,7 @@ def _split(value: Any) -> list[Any]:
 
 _NUMBER = int | float | None
 # Maps a NamedValue's fields to their types.
-_KINDS: dict[str, Any] = {
+_FIELD_TYPES: dict[str, Any] = {
     "name": str,
     "default": bool | int | float | str | Path | tuple,
     "help": str,
@@ -197,14 +207,24 @@ _KINDS: dict[str, Any] = {
     "maximum": _NUMBER,
     "choices": tuple | list | None,
 }
-# Maps the type of a NamedValue's default to its parser, its name in error messages, and its type in
-# JSON Schema (for a list, the type of an item).
-_TYPES: dict[type, tuple[Callable[[Any], Any], str, str | list[str]]] = {
-    bool: (_parse_bool, "true or false", "boolean"),
-    int: (_parse_int, "a whole number", "integer"),
-    float: (_parse_float, "a number", "number"),
-    str: (_parse_str, "a string", "string"),
-    tuple: (_parse_numbers, f"a list of at most {MOST_NAMES} numbers", "number"),
-    Names: (_parse_names, f"a list of at most {MOST_NAMES} strings", ["string", "integer"]),
-    type(Path()): (Path, "a path", "string"),
+
+
+class _Type(NamedTuple):
+    """Describes a type of values. `form` has the same meaning as in NamedValue. `json_type` is the
+    type in JSON Schema; for a list, that of an item."""
+
+    parser: Callable[[Any], Any]
+    form: str
+    json_type: str | list[str]
+
+
+# keyed by the type of a NamedValue's default
+_TYPES: dict[type, _Type] = {
+    bool: _Type(_parse_bool, "true or false", "boolean"),
+    int: _Type(_parse_int, "a whole number", "integer"),
+    float: _Type(_parse_float, "a number", "number"),
+    str: _Type(_parse_str, "a string", "string"),
+    tuple: _Type(_parse_numbers, f"a list of at most {MOST_NAMES} numbers", "number"),
+    Names: _Type(_parse_names, f"a list of at most {MOST_NAMES} strings", ["string", "integer"]),
+    type(Path()): _Type(Path, "a path", "string"),
 }

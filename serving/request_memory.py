@@ -1,9 +1,9 @@
 """Limits the memory that requests use. A request's thread reserves the memory for each step of its
 work before the step begins. The constants below say how much each step takes.
 
-    with reserve(size, "the drawing"):   given back at the end of the block
+    with reserve(size, "the drawing"):          given back at the end of the block
         …
-    reserve(form(data), "the form")      given back when the request leaves its slot
+    reserve(form_memory(data), "the form")      given back when the request leaves its slot
 
 The memory is reserved in the request's account, which is its slot (front/admission.py). Other
 threads that decode parts of a request reserve nothing.
@@ -87,7 +87,7 @@ def json_parts(data: bytes) -> Parts:
     return Parts(len(data), objects, lists, quotes // 2, keys, commas, is_plain)
 
 
-def json_objects(parts: Parts) -> int:
+def msgspec_memory(parts: Parts) -> int:
     """Return how many bytes of memory a JSON text takes when msgspec parses it."""
     short_numbers = CACHED * parts.commas + DIGIT * parts.length
     numbers = min(NUMBER * parts.commas, short_numbers)
@@ -96,26 +96,28 @@ def json_objects(parts: Parts) -> int:
     return values + KEY * parts.keys + numbers + characters
 
 
-def json_numbers(parts: Parts) -> int:
+def simdjson_memory(parts: Parts) -> int:
     """Return how many bytes of memory a JSON text takes when simdjson parses it and it is converted
     to tensors."""
     values = LIST * parts.lists + STRING * parts.strings + ELEMENT * parts.commas
     return PARSED * parts.length + values
 
 
-def form(data: bytes) -> int:
+def form_memory(data: bytes) -> int:
     """Return how many bytes of memory parsing a URL-encoded form takes."""
+    fields = FIELDS * text_memory(data)
     escapes = data.count(b"%")
-    escaped = FORM * len(data) + ESCAPE * escapes if escapes else 0
-    return escaped + FIELDS * text(data)
+    if not escapes:
+        return fields
+    return fields + FORM * len(data) + ESCAPE * escapes
 
 
-def text(data: bytes) -> int:
+def text_memory(data: bytes) -> int:
     """Return how many bytes of memory a text takes when it is decoded from UTF-8."""
     return len(data) if data.isascii() else WIDEST * len(data)
 
 
-def tensor_strings(count: int, length: int) -> int:
+def strings_memory(count: int, length: int) -> int:
     """Return how many bytes of memory the strings of a tensor take, given their `count` and their
     total `length` in bytes."""
     return TENSOR_STRING * count + TENSOR_BYTE * length

@@ -23,7 +23,7 @@ SEQUENCE_START = "sequence_start"
 SEQUENCE_END = "sequence_end"
 SEQUENCE_PARAMETERS = {SEQUENCE_ID, SEQUENCE_START, SEQUENCE_END}
 LONGEST_NAME = 128  # bytes of an id that is a string (Triton's correlation_id.h)
-WORDS = {"true": True, "1": True, "false": False, "0": False}
+FLAGS = {"true": True, "1": True, "false": False, "0": False}
 # The numbers that are valid ids, keyed by the datatype of CORRID in config.pbtxt. UINT64 stops at
 # 2**63, because Triton does not accept an id as an unsigned gRPC parameter.
 NUMBERS = {
@@ -50,10 +50,11 @@ class Sequencing:
 
     @cached_property
     def numbers(self) -> range:
-        """Return the numbers that are valid ids."""
+        """Return the numbers that are valid ids. The range is empty if ids must be strings, or if
+        parts of an ensemble have no number in common."""
         ranges = [INT64, *(NUMBERS[id_type] for id_type in self.id_types)]
-        first = max(each.start for each in ranges)
-        end = min(each.stop for each in ranges)
+        first = max(numbers.start for numbers in ranges)
+        end = min(numbers.stop for numbers in ranges)
         return range(first, end)
 
     @property
@@ -68,14 +69,16 @@ class Sequencing:
             return secrets.token_hex(LONGEST_NAME // 2)
         if self.has_names:
             return uuid.uuid4().hex
-        return str(1 + secrets.randbelow(max(1, self.numbers.stop - 1)))
+        # if no number is valid, return one that parse_id refuses
+        largest = max(1, self.numbers.stop - 1)
+        return str(1 + secrets.randbelow(largest))
 
-    def read_text(self, text: str) -> int | str:
+    def parse_id(self, text: str) -> int | str:
         """Parse an id that a caller sent in a header. Raise InvalidRequest if Triton accepts no
         such string, and SessionNotFound if the id does not fit the datatypes or is 0."""
         if self.has_names:
-            check_id(text)
-            if not self._fills(text):
+            _check_id(text)
+            if not self._fills_buffer(text):
                 raise SessionNotFound(text)
             return text
         number = whole_number(text)
@@ -83,13 +86,13 @@ class Sequencing:
             raise SessionNotFound(text)
         return number
 
-    def _fills(self, sequence_id: str) -> bool:
+    def _fills_buffer(self, sequence_id: str) -> bool:
         """Return whether an id fills the fixed-size buffer in which Triton passes it to the model,
         or no model receives the id. After a shorter id, the model would read leftover memory
         (quirks.py)."""
         return not self.id_types or len(sequence_id.encode()) == LONGEST_NAME
 
-    def read(self, name: str, value: object) -> bool | int | str:
+    def parse_parameter(self, name: str, value: object) -> bool | int | str:
         """Convert the value of the parameter `name`, one of SEQUENCE_PARAMETERS, to the type that
         Triton expects. Raise InvalidRequest if that is impossible."""
         if name != SEQUENCE_ID:
@@ -97,8 +100,8 @@ class Sequencing:
         if type(value) is int and value in self.numbers:
             return value
         if type(value) is str and self.has_names:
-            check_id(value)
-            if self._fills(value):
+            _check_id(value)
+            if self._fills_buffer(value):
                 return value
         kinds = []
         if self.numbers:
@@ -113,18 +116,19 @@ class Sequencing:
 
 
 def read_flag(name: str, value: object) -> bool:
-    """Parse a flag of a sequence: a bool, 1, 0 or one of WORDS. Raise InvalidRequest for any other
+    """Parse a flag of a sequence: a bool, 1, 0 or one of FLAGS. Raise InvalidRequest for any other
     value."""
     word = str(value).lower() if isinstance(value, bool | int | str) else ""
-    if word not in WORDS:
+    if word not in FLAGS:
         raise InvalidRequest(f"'{name}' must be true or false; got {quoted(value)}")
-    return WORDS[word]
+    return FLAGS[word]
 
 
-def check_id(sequence_id: str) -> None:
+def _check_id(sequence_id: str) -> None:
     """Raise InvalidRequest if the id is too long for Triton, or if it contains a NUL character,
     because Triton would cut the id there."""
-    if (length := len(sequence_id.encode())) > LONGEST_NAME:
+    length = len(sequence_id.encode())
+    if length > LONGEST_NAME:
         raise InvalidRequest(
             f"the session's id has {length} bytes, at most {LONGEST_NAME} are allowed"
         )
@@ -152,6 +156,7 @@ class Session:
         """Return the session that `header` names, or None if it is empty. `maps` are the objects
         that may contain the key `sequence_end`. Raise SessionNotFound or InvalidRequest if the id
         or a flag is invalid."""
+        # without a session, a wrong flag is an error too
         ends = [
             read_flag(SEQUENCE_END, fields[SEQUENCE_END])
             for fields in maps
@@ -164,7 +169,7 @@ class Session:
         starts = name == NEW_SESSION
         if starts:
             name = sequencing.new_id()
-        sequencing.read_text(name)  # raises an error if the id is invalid
+        sequencing.parse_id(name)  # raises an error if the id is invalid
         return cls(sequencing, name, starts, any(ends))
 
     def parameters(
@@ -173,7 +178,7 @@ class Session:
         """Return the sequence parameters for one step of the request. `first` and `last` say
         whether it is the request's first and last step."""
         return {
-            SEQUENCE_ID: self.sequencing.read_text(self.id),
+            SEQUENCE_ID: self.sequencing.parse_id(self.id),
             SEQUENCE_START: self.starts and first,
             SEQUENCE_END: self.ends and last,
         }

@@ -24,7 +24,7 @@ FAILED = 1
 RULE_BROKEN = 3
 
 
-def parser() -> argparse.ArgumentParser:
+def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m simulate",
         description="Run the container as SageMaker would, and offer the sagemaker-runtime API to "
@@ -92,6 +92,9 @@ def parser() -> argparse.ArgumentParser:
     return parser
 
 
+# argparse's messages contain the names of the next four functions, which parse options
+
+
 def existing(text: str) -> Path:
     if not Path(text).exists():
         raise ValueError(text)
@@ -123,7 +126,7 @@ def limit(text: str) -> tuple[str, float]:
 def main(arguments: list[str]) -> int:
     """Run the simulator with the command-line `arguments`. Return the exit code: 0, 1 after a
     failure, or 3 if --strict is given and a rule was broken."""
-    options = parser().parse_args(arguments)  # exits with 2 if they are invalid
+    options = build_parser().parse_args(arguments)  # exits with 2 if they are invalid
     journal = Journal(with_limits(dict(options.limit)), partial(print, flush=True))
     try:
         with tempfile.TemporaryDirectory(prefix="sim-", ignore_cleanup_errors=True) as folder:
@@ -149,7 +152,7 @@ def run(options: argparse.Namespace, journal: Journal, folder: Path) -> int:
         stack.callback(server.close)
         endpoint.start()
         stack.callback(endpoint.stop)
-        endpoint.settled.wait()
+        endpoint.settled.wait()  # until the endpoint is in service, or stops
         if not endpoint.stopping.is_set():
             journal.say(
                 f"in service: http://{HOST}:{server.port} (any EndpointName); Ctrl-C ends it"

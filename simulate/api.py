@@ -45,9 +45,9 @@ class Api:
         app.add_url_rule(
             "/endpoints/<name>/async-invocations", view_func=self.invoke_async, methods=["POST"]
         )
-        app.register_error_handler(PlatformError, self._failed)
-        app.register_error_handler(404, _unknown)
-        app.register_error_handler(405, _unknown)
+        app.register_error_handler(PlatformError, self._error_reply)
+        app.register_error_handler(404, _unknown_route)
+        app.register_error_handler(405, _unknown_route)
         app.after_request(_with_request_id)
         return app
 
@@ -56,17 +56,17 @@ class Api:
         call = self._call(name, members, body, "time")
         headers, content = self._endpoint.invoke(call, self._journal.limit("reply-body"))
         self._journal.count("calls answered")
-        return Response(content, headers=self._headers(INVOKE, headers))
+        return Response(content, headers=self._reply_headers(INVOKE, headers))
 
     def stream(self, name: str) -> Response:
         members, body = self._read(STREAM, name)
         call = self._call(name, members, body, "stream-time")
         with ExitStack() as stack:
             reply = stack.enter_context(self._endpoint.exchange(call))
-            headers = self._headers(STREAM, reply.headers)
-            response = Response(
-                self._parts(reply, call), headers=headers, content_type=eventstream.CONTENT_TYPE
-            )
+            headers = self._reply_headers(STREAM, reply.headers)
+            events = self._events(reply, call)
+            response = Response(events, headers=headers, content_type=eventstream.CONTENT_TYPE)
+            # keep the container's reply open until the response has been sent
             response.call_on_close(stack.pop_all().close)
         return response
 
@@ -101,13 +101,14 @@ class Api:
             )
         members = service_model.read(operation, headers)
         self._endpoint.check_created(name)
-        self._check(name, members, operation)
+        self._check_members(name, members, operation)
         return members, body
 
-    def _check(self, name: str, members: Mapping[str, str], operation: str) -> None:
+    def _check_members(self, name: str, members: Mapping[str, str], operation: str) -> None:
         """Raise ValidationError if the endpoint does not accept calls with these members."""
         multi_model = self._endpoint.store is not None
-        if (variant := members.get("TargetVariant", VARIANT)) != VARIANT:
+        variant = members.get("TargetVariant", VARIANT)
+        if variant != VARIANT:
             raise ValidationError(
                 f"Variant {variant} was not found for endpoint {name}; it has {VARIANT}"
             )
@@ -142,14 +143,13 @@ class Api:
             session=members.get("SessionId", ""),
         )
 
-    def _headers(self, operation: str, reply: Mapping[str, str]) -> dict[str, str]:
+    def _reply_headers(self, operation: str, reply: Mapping[str, str]) -> dict[str, str]:
         """Convert the headers of the container's reply to the headers of the API's reply. Complain
         about invalid ones."""
         attributes = reply.get(ATTRIBUTES, "")
         session = reply.get(SESSION_ID, "")
-        if len(attributes) > self._journal.limit("attributes") or not (
-            attributes.isascii() and attributes.isprintable()
-        ):
+        is_visible_ascii = attributes.isascii() and attributes.isprintable()
+        if len(attributes) > self._journal.limit("attributes") or not is_visible_ascii:
             self._journal.complain(
                 "attributes", f"the reply has {len(attributes)} characters of Custom-Attributes"
             )
@@ -168,7 +168,7 @@ class Api:
             names[member]: value for member, value in members.items() if value and member in names
         }
 
-    def _parts(self, reply: urllib3.BaseHTTPResponse, call: Call) -> Iterator[bytes]:
+    def _events(self, reply: urllib3.BaseHTTPResponse, call: Call) -> Iterator[bytes]:
         """Yield the container's reply as messages of an event stream. If the reply does not end
         properly, the last message is an exception."""
         yield b""  # sends the headers before the first part arrives
@@ -185,7 +185,7 @@ class Api:
             self._journal.say(f"the container broke off a stream: {err}")
             yield eventstream.failure("The container broke off the stream", "StreamBroken")
 
-    def _failed(self, err: PlatformError) -> ResponseReturnValue:
+    def _error_reply(self, err: PlatformError) -> ResponseReturnValue:
         self._journal.count(f"answers of {err.code}")
         return err.document(), err.status, {"x-amzn-ErrorType": err.code}
 
@@ -197,7 +197,7 @@ def _with_request_id(response: Response) -> Response:
     return response
 
 
-def _unknown(_: object) -> ResponseReturnValue:
+def _unknown_route(_: object) -> ResponseReturnValue:
     text = f"the simulator has no {request.method} {request.path}"
     return {"Message": text}, 404, {"x-amzn-ErrorType": "UnknownOperationException"}
 

@@ -1,6 +1,7 @@
 """Simulates InvokeEndpointAsync: queues its calls, reads their input from a folder that stands in
 for S3, and writes their output there."""
 
+import os
 import re
 import time
 import uuid
@@ -55,18 +56,20 @@ class Queue:
         folder = f"{OUTPUT}/{extension}".rstrip("/")
         output = f"{folder}/{members.get('Filename') or f'{file}.out'}"
         failure = f"{OUTPUT}/failures/{file}-error.out"
-        members = {**members, "InferenceId": identifier}
+        members = {**members, "InferenceId": identifier}  # a header for the container
         invoke = partial(self._invoke, name, members, body, time.monotonic())
-        self._threads.submit(self._work, invoke, output, failure)
+        self._threads.submit(self._write_outcome, invoke, output, failure)
         return identifier, output, failure
 
     def close(self) -> None:
         """Drop the calls that are still in the queue."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    def _work(self, invoke: Callable[[], bytes], output: str, failure: str) -> None:
+    def _write_outcome(self, invoke: Callable[[], bytes], output: str, failure: str) -> None:
+        """Write what `invoke` returns to `output`, or its error to `failure`."""
         try:
-            write_object(self._s3, output, invoke())
+            reply = invoke()
+            write_object(self._s3, output, reply)
             self._journal.count("asynchronous calls answered")
         except PlatformError as err:
             text = err.original if isinstance(err, ModelError) and err.original else str(err)
@@ -76,22 +79,30 @@ class Queue:
             self._journal.say(f"cannot write {output} or {failure}: {err}")
 
     def _invoke(self, name: str, members: Mapping[str, str], inline: bytes, queued: float) -> bytes:
-        if time.monotonic() > queued + int(members.get("RequestTTLSeconds", QUEUE_SECONDS)):
+        """Call the endpoint, and return the reply's body. `inline` is the body of a call without
+        InputLocation, and `queued` is when the call was queued (time.monotonic())."""
+        longest_wait = int(members.get("RequestTTLSeconds", QUEUE_SECONDS))
+        if time.monotonic() > queued + longest_wait:
             raise ValidationError("The request has waited longer than RequestTTLSeconds")
         location = members.get("InputLocation")
-        with self._open(location) if location else BytesIO(inline) as body:
-            headers = {**passed_on(members), "Content-Length": str(body.seek(0, 2))}
+        opened = self._open(location) if location else BytesIO(inline)
+        with opened as body:
+            size = body.seek(0, os.SEEK_END)
             body.seek(0)
+            headers = {**passed_on(members), "Content-Length": str(size)}
             seconds = int(members.get("InvocationTimeoutSeconds", INVOCATION_SECONDS))
             deadline = time.monotonic() + min(seconds, self._journal.limit("async-time"))
             call = Call(name, body, headers, deadline, "async-time")
-            return self._endpoint.invoke(call, self._journal.limit("async-body"))[1]
+            _, reply = self._endpoint.invoke(call, self._journal.limit("async-body"))
+            return reply
 
     def _open(self, location: str) -> IO[bytes]:
+        """Open an object. Raise ValidationError if it does not exist or is too large."""
         path = find(self._s3, _key(location))
         if path is None:
             raise ValidationError(f"There is no object {location} ({self._s3} stands for S3)")
-        if (size := path.stat().st_size) > self._journal.limit("async-body"):
+        size = path.stat().st_size
+        if size > self._journal.limit("async-body"):
             self._journal.complain("async-body", f"{path} has {size} bytes")
             raise ValidationError("The input in S3 is larger than an asynchronous call allows")
         return path.open("rb")

@@ -32,7 +32,7 @@ import urllib3
 from urllib3.connection import HTTPConnection
 from urllib3.exceptions import NewConnectionError
 
-from serving.host.processes import used_by
+from serving.host.processes import memory_used_by
 from simulate.errors import TOO_LATE, InternalFailure, ModelError
 from simulate.ports import PortPicker
 from simulate.rules import Journal
@@ -50,7 +50,8 @@ RIGHTS = (
     "--pids-limit 4096 --no-healthcheck"
 )
 PAUSE = 0.1
-NEVER_WELL_SECONDS = 5.0  # time limit for stopping a container that never answered /ping with 200
+# time limit for stopping a container that never answered /ping with 200
+NEVER_HEALTHY_SECONDS = 5.0
 REFUSED = (urllib3.exceptions.NewConnectionError, urllib3.exceptions.ConnectTimeoutError)
 # log lines that show which of the platform's rules a container breaks
 SYMPTOMS = {
@@ -184,6 +185,7 @@ class Image(Process):
                 f"{launch.engine} has no image {launch.image}: {done.stderr.strip()[-300:]}"
             )
         self._picker = PortPicker()
+        # root can enter the container's network namespace, so it publishes no port
         published = 0 if os.geteuid() == 0 else self._picker.pick()
         self.port = published or PORT
         super().__init__(image_command(launch, self._name, published), None, launch.folder)
@@ -191,9 +193,8 @@ class Image(Process):
         while not self.pid:
             if self.exit_code() is not None or time.monotonic() > deadline:
                 self.kill()
-                raise CannotStart(
-                    f"{self._engine}: {self.output.read().decode(errors='replace').strip()[-500:]}"
-                )
+                output = self.output.read().decode(errors="replace")
+                raise CannotStart(f"{self._engine}: {output.strip()[-500:]}")
             done = self._run("inspect", "--format", "{{.State.Pid}}", self._name)
             self.pid = int(done.stdout.strip() or 0)
         if not published:
@@ -280,19 +281,20 @@ class Container:
     """A running container. The constructor creates `launch.folder` and starts the container; `end`
     stops it and removes the folder.
 
-    `well` is true if /ping has returned 200 at least once. `killed` is true if the simulator has
-    killed the container as the kernel would. `refused` is the number of connections that the
+    `was_healthy` is true if /ping has returned 200 at least once. `killed` is true if the simulator
+    has killed the container as the kernel would. `refused` is the number of connections that the
     container has not accepted since the last complaint about them.
     """
 
     def __init__(self, launch: Launch, journal: Journal) -> None:
         self.journal = journal
         self.folder = launch.folder
-        (launch.models or self.folder).mkdir(parents=True)
+        (launch.models or self.folder).mkdir(parents=True)  # `models` is in `folder`
         self.process = Image(launch) if launch.image else Plain(launch)
         self._pool = urllib3.HTTPConnectionPool("127.0.0.1", self.process.port, maxsize=256)
         self._pool.ConnectionCls = self.process.connection
-        self.killed = self.well = False
+        self.was_healthy = False
+        self.killed = False
         self.refused = 0
         self.exit_code = self.process.exit_code
         self._reader = threading.Thread(target=self._read, daemon=True)
@@ -312,9 +314,8 @@ class Container:
         the reply does not begin before `deadline` (time.monotonic()), or ProtocolError if the
         connection breaks.
         """
-        timeout = urllib3.Timeout(
-            connect=self.journal.limit("listening"), read=max(0.001, deadline - time.monotonic())
-        )
+        seconds = max(0.001, deadline - time.monotonic())  # urllib3 refuses 0 and less
+        timeout = urllib3.Timeout(connect=self.journal.limit("listening"), read=seconds)
         return self._pool.urlopen(
             method,
             path,
@@ -343,7 +344,7 @@ class Container:
             return f"the connection broke off: {err}"
         if reply.status != HTTPStatus.OK:
             return f"{reply.status} {body[:300].decode(errors='replace')}".strip()
-        self.well = True
+        self.was_healthy = True
         if body:
             self.journal.complain("ping-body", f"/ping has a body of {len(body)} bytes", once=True)
         return ""
@@ -356,12 +357,10 @@ class Container:
         first = psutil.Process(self.process.pid)
         for process in (first, *first.children(recursive=True)):
             with contextlib.suppress(psutil.Error):
-                ports |= {
-                    each.laddr.port
-                    for each in process.net_connections("tcp")
-                    if each.status == "LISTEN"
-                }
-        if others := ports - allowed:
+                connections = process.net_connections("tcp")
+                ports |= {each.laddr.port for each in connections if each.status == "LISTEN"}
+        others = ports - allowed
+        if others:
             self.journal.complain(
                 "safe-ports", f"the container listens on {sorted(others)}, not {SAFE_PORTS}"
             )
@@ -378,7 +377,7 @@ class Container:
 
     def memory(self) -> int:
         """Return how many bytes of memory the container's processes use."""
-        return used_by(self.process.pid)
+        return memory_used_by(self.process.pid)
 
     def kill(self) -> None:
         """Kill the container as the kernel does when memory runs out."""
@@ -390,14 +389,14 @@ class Container:
         about a container that was never healthy and does not stop in time: it may not have a
         handler for SIGTERM yet, and process 1 ignores signals that it does not handle."""
         limit = self.journal.limit("stop")
-        if not self.well:
-            limit = min(NEVER_WELL_SECONDS, limit)
+        if not self.was_healthy:
+            limit = min(NEVER_HEALTHY_SECONDS, limit)
         if self.exit_code() is None:
             self.process.terminate()
             deadline = time.monotonic() + limit
             while self.exit_code() is None and time.monotonic() < deadline:
                 time.sleep(PAUSE)
-            if self.exit_code() is None and self.well:
+            if self.exit_code() is None and self.was_healthy:
                 self.journal.complain("stop", f"the container still ran {limit:g} s after SIGTERM")
         self.process.kill()
         self._pool.close()

@@ -99,22 +99,24 @@ class Endpoint:
         with ExitStack() as stack:
             reply = self._send(container, call, stack)
             if call.session == NEW_SESSION and SESSION_ID in reply.headers:
-                self._sessions.add(reply.headers[SESSION_ID].partition(";")[0].strip())
-            self._sessions.discard(reply.headers.get(CLOSED_SESSION_ID, "").strip())
+                identifier, _, _ = reply.headers[SESSION_ID].partition(";")
+                self._sessions.add(identifier.strip())
+            closed = reply.headers.get(CLOSED_SESSION_ID, "")
+            self._sessions.discard(closed.strip())
             if not 200 <= reply.status < 300:
                 raise self._model_error(reply, call)
             yield reply
 
     def _send(self, container: Container, call: Call, stack: ExitStack) -> urllib3.BaseHTTPResponse:
-        """Send a call and return the reply. On a multi-model endpoint, first load the model if it
-        is not loaded, or if the container has lost it, and evict other models if there is no
-        memory."""
+        """Send a call and return the reply, which `stack` closes. On a multi-model endpoint, first
+        load the model if it is not loaded, or if the container has lost it, and evict other models
+        if there is no memory."""
         if self._models is None:
             return self._post(container, "/invocations", call, stack)
         for _ in range(ATTEMPTS):
-            with ExitStack() as own:
-                model = own.enter_context(self._models.using(call.target, call.deadline))
-                reply = self._post(container, f"/models/{model.name}/invoke", call, own)
+            with ExitStack() as attempt:
+                model = attempt.enter_context(self._models.using(call.target, call.deadline))
+                reply = self._post(container, f"/models/{model.name}/invoke", call, attempt)
                 if reply.status == NOT_FOUND:
                     self._models.forget(model)
                     self.journal.complain(
@@ -123,7 +125,8 @@ class Endpoint:
                 elif reply.status == NO_ROOM and self._models.evict():
                     self.journal.count("evictions for a 507")
                 else:
-                    stack.enter_context(own.pop_all())
+                    # the model stays in use until `stack` closes the reply
+                    stack.enter_context(attempt.pop_all())
                     return reply
         raise ModelError(call.endpoint, NO_ROOM, f"{call.target} was refused {ATTEMPTS} times")
 
@@ -141,6 +144,7 @@ class Endpoint:
         return reply
 
     def _read(self, reply: urllib3.BaseHTTPResponse, call: Call, most: float) -> bytes:
+        """Return the body of the reply. Raise ModelError if it has more than `most` bytes."""
         body = bytearray()
         with translated(self.journal, call.rule, call.endpoint):
             for part in parts_of(reply, call.deadline):
@@ -159,19 +163,21 @@ class Endpoint:
         return ModelError(call.endpoint, reply.status, body)
 
     def _run(self) -> None:
+        """Run one container after the other until the endpoint stops."""
         try:
             while not self.stopping.is_set():
-                self._live()
+                self._run_container()
                 self.stopping.wait(PAUSE)
         except CannotStart as err:
             self.failure = str(err)
         finally:
             self.ask_to_stop()
 
-    def _live(self) -> None:
+    def _run_container(self) -> None:
         """Run one container from start to end."""
         begun = time.monotonic()
-        self._container = container = self._start_container()
+        container = self._start_container()
+        self._container = container
         try:
             if self._await_healthy(container, begun + self.journal.limit("start-up")):
                 self.journal.say(f"in service after {time.monotonic() - begun:.1f} s")
@@ -204,44 +210,46 @@ class Endpoint:
         """Wait until /ping returns 200. Return False if it does not before the deadline, or if the
         endpoint stops. If the container ends earlier, return False immediately, although the
         platform would restart it until the deadline."""
-        while wrong := container.ping():
+        while problem := container.ping():
             if self.stopping.wait(TICK):
                 return False
-            if (code := container.exit_code()) is not None:
-                return self._fail(
-                    "exit", f"the container ended with exit code {code} before /ping answered 200"
-                )
+            code = container.exit_code()
+            if code is not None:
+                reason = f"the container ended with exit code {code} before /ping answered 200"
+                self._complain_of_start("exit", reason)
+                return False
             if time.monotonic() > deadline:
-                return self._fail(
-                    "start-up", f"the ping health check did not pass; the last one: {wrong}"
-                )
+                reason = f"the ping health check did not pass; the last one: {problem}"
+                self._complain_of_start("start-up", reason)
+                return False
         return True
 
-    def _fail(self, rule: str, what: str) -> bool:
-        """Complain that the container did not become healthy, and return False. If it was the
-        endpoint's first container, stop the endpoint."""
-        self.journal.complain(rule, what)
+    def _complain_of_start(self, rule: str, reason: str) -> None:
+        """Complain that the container did not become healthy. If it was the endpoint's first
+        container, stop the endpoint."""
+        self.journal.complain(rule, reason)
         if self._started == 1:
-            self.failure = what
+            self.failure = reason
             self.stopping.set()
-        return False
 
     def _watch(self, container: Container) -> None:
         """Watch the container until it dies, fails too many pings, or the endpoint stops."""
         interval = self.journal.limit("ping-interval")
-        failed_pings = 0
-        asked = time.monotonic()
+        failed_pings = 0  # in a row
+        pinged = time.monotonic()
         while not self.stopping.wait(TICK):
             if self._has_ended(container):
                 return
             container.check_refusals()
-            if time.monotonic() - asked < interval:
+            if time.monotonic() - pinged < interval:
                 continue
-            asked = time.monotonic()
-            wrong = container.ping()
-            failed_pings = failed_pings + 1 if wrong else 0
-            if wrong:
-                self._complain_of_ping(container, wrong)
+            pinged = time.monotonic()
+            problem = container.ping()
+            if problem:
+                failed_pings += 1
+                self._complain_of_ping(container, problem)
+            else:
+                failed_pings = 0
             if failed_pings >= self.journal.limit("ping-status"):
                 self.journal.say("the container is replaced")
                 return
@@ -249,7 +257,8 @@ class Endpoint:
     def _has_ended(self, container: Container) -> bool:
         """Return whether the container has ended. Kill it first if it uses too much memory."""
         memory = self.launch.memory
-        if (used := container.memory()) > memory:
+        used = container.memory()
+        if used > memory:
             self.journal.complain(
                 "memory", f"the container uses {used / 2**20:.0f} of {memory / 2**20:.0f} MB"
             )
@@ -257,14 +266,15 @@ class Endpoint:
         if container.killed:
             self.journal.say("the container was killed; it is started again")
             return True
-        if (code := container.exit_code()) is not None:
+        code = container.exit_code()
+        if code is not None:
             self.journal.complain("exit", f"the container ended with exit code {code}")
             return True
         return False
 
-    def _complain_of_ping(self, container: Container, wrong: str) -> None:
+    def _complain_of_ping(self, container: Container, problem: str) -> None:
         """Complain about a failed ping, unless the container has ended, which is reported
         elsewhere."""
         self.stopping.wait(TICK)  # gives a dying container the time to end
         if not container.killed and container.exit_code() is None:
-            self.journal.complain("ping-status", f"/ping: {wrong}")
+            self.journal.complain("ping-status", f"/ping: {problem}")

@@ -48,9 +48,9 @@ class ModelError(PlatformError):
         self.original = text
         self.is_client_error = 400 <= original_status < 500
         kind = "client" if self.is_client_error else "server"
-        content = (
-            f'with message "{text}"' if text else "and could not load the entire response body"
-        )
+        content = "and could not load the entire response body"
+        if text:
+            content = f'with message "{text}"'
         super().__init__(
             424,
             "ModelError",
@@ -60,12 +60,11 @@ class ModelError(PlatformError):
         )
 
     def document(self) -> dict[str, Any]:
+        code = "CLIENT_ERROR" if self.is_client_error else "INTERNAL_FAILURE"
+        log_group = f"/aws/sagemaker/Endpoints/{self.endpoint}"
         return {
-            "ErrorCode": "CLIENT_ERROR_FROM_MODEL"
-            if self.is_client_error
-            else "INTERNAL_FAILURE_FROM_MODEL",
-            "LogStreamArn": f"arn:aws:logs:{REGION}:{ACCOUNT}:log-group:"
-            f"/aws/sagemaker/Endpoints/{self.endpoint}",
+            "ErrorCode": f"{code}_FROM_MODEL",
+            "LogStreamArn": f"arn:aws:logs:{REGION}:{ACCOUNT}:log-group:{log_group}",
             "Message": str(self),
             "OriginalMessage": self.original,
             "OriginalStatusCode": self.original_status,

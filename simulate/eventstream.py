@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from zlib import crc32
 
 CONTENT_TYPE = "application/vnd.amazon.eventstream"
-_STRING = b"\x07"
+_STRING = b"\x07"  # the type of a header's value
 _FRAME = 16  # bytes of a message besides its headers and its payload
 
 

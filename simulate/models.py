@@ -84,9 +84,10 @@ class Models:
     def using(self, target: str, deadline: float) -> Iterator[Loaded]:
         """Yield the model, and load it first if necessary. It is not unloaded before the `with`
         block ends. Raise PlatformError if the load fails or does not end before `deadline`."""
-        while (model := self._take(target)) is None:
+        while (model := self._begin_call(target)) is None:
+            change = self._join_or_start_load(target)
             try:
-                self._begin(target).result(timeout=max(0.0, deadline - time.monotonic()))
+                change.result(timeout=max(0.0, deadline - time.monotonic()))
             except NotYet:
                 self._journal.count("answers of ModelNotReadyException")
                 raise ModelNotReady(
@@ -130,7 +131,8 @@ class Models:
             self._closed = True
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    def _take(self, target: str) -> Loaded | None:
+    def _begin_call(self, target: str) -> Loaded | None:
+        """Return the model and count a call of it, or return None if it is not loaded."""
         with self._lock:
             model = self._loaded.get(target)
             if model is not None:
@@ -138,7 +140,7 @@ class Models:
                 self._loaded.move_to_end(target)
             return model
 
-    def _begin(self, target: str) -> Future[None]:
+    def _join_or_start_load(self, target: str) -> Future[None]:
         """Return the load or unload of the model that is in progress. If there is none, start a
         load. Raise PlatformError if the archive does not exist, or after `close`."""
         with self._lock:
@@ -185,11 +187,10 @@ class Models:
     def _hand_over(self, target: str, name: str, deadline: float) -> None:
         """Ask the container to load the model. If it answers 507, evict another model and ask
         again. Raise PlatformError if the container does not load the model."""
-        document = {"model_name": name, "url": f"{self._container.process.models}/{name}/model"}
+        url = f"{self._container.process.models}/{name}/model"
+        document = json.dumps({"model_name": name, "url": url}).encode()
         while True:
-            status, body = self._ask(
-                "POST", "/models", "load-time", deadline, target, json.dumps(document).encode()
-            )
+            status, body = self._request("POST", "/models", "load-time", deadline, target, document)
             if status != NO_ROOM:
                 break
             self._journal.count("answers of 507")
@@ -209,15 +210,16 @@ class Models:
             self._journal.count("evictions for a 507")
             return True
         with self._lock:
-            others = len(self._loaded) + len(self._loading) > 1
+            # the model that is being loaded for the caller counts as one
+            has_others = len(self._loaded) + len(self._loading) > 1
         time.sleep(PAUSE)
-        return others
+        return has_others
 
     def _unload(self, model: Loaded) -> None:
         """Unload the model. It counts as unloaded even if that fails."""
         deadline = time.monotonic() + self._journal.limit("unload-time")
         try:
-            status, _ = self._ask(
+            status, _ = self._request(
                 "DELETE", f"/models/{model.name}", "unload-time", deadline, model.target
             )
         except PlatformError as err:
@@ -230,7 +232,7 @@ class Models:
         self._journal.count("unloads")
         shutil.rmtree(self._folder / model.name, ignore_errors=True)
 
-    def _ask(
+    def _request(
         self,
         method: str,
         path: str,
@@ -239,6 +241,8 @@ class Models:
         target: str,
         body: bytes | None = None,
     ) -> tuple[int, bytes]:
+        """Send a request to the container. Return the status and the body of the reply. Raise
+        PlatformError if there is none by `deadline`, which breaks `rule`."""
         headers = {"Content-Type": "application/json", TARGET_MODEL: target} if body else {}
         with translated(self._journal, rule, ENDPOINT):
             reply = self._container.send(method, path, body, headers, deadline)

@@ -22,11 +22,11 @@ class PortPicker:
 
     def pick(self) -> int:
         """Reserve and return a port. Raise OSError if none of the allowed ones is free."""
-        for allowed in self._allowed or repeat(0):
+        for wanted in self._allowed or repeat(0):  # for 0, the kernel chooses
             lock = socket.socket(socket.AF_UNIX)
             with socket.socket() as probe, suppress(OSError):
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                probe.bind(("0.0.0.0", allowed))
+                probe.bind(("0.0.0.0", wanted))
                 port = int(probe.getsockname()[1])
                 lock.bind(f"\0triton-multi-model-serve:{port}")
                 self._locks.append(lock)

@@ -155,7 +155,7 @@ class Journal:
         self.complaints: Counter[str] = Counter()
         self.counts: Counter[str] = Counter()
         self._lock = threading.Lock()
-        self._known: set[tuple[str, str]] = set()
+        self._reported_once: set[tuple[str, str]] = set()
 
     def limit(self, rule: str) -> float:
         return self._rules[rule].limit
@@ -168,18 +168,16 @@ class Journal:
         """Report that a rule was broken, and what broke it. If `once` is true, do not report the
         same text again, because it could recur in every call."""
         with self._lock:
-            if once and (rule, what) in self._known:
+            if once and (rule, what) in self._reported_once:
                 return
             if once:
-                self._known.add((rule, what))
+                self._reported_once.add((rule, what))
             self.complaints[rule] += 1
         self.say(f"rule {rule}: {what}: {self._rules[rule]}")
 
     def summary(self) -> str:
         """Return all counts, and how often each rule was broken."""
-        counts = ", ".join(f"{number} {what}" for what, number in self.counts.items()) or "no calls"
-        broken = (
-            ", ".join(f"{rule} {number}" for rule, number in sorted(self.complaints.items()))
-            or "none"
-        )
-        return f"{counts}\nrules broken: {broken}"
+        counts = [f"{number} {what}" for what, number in self.counts.items()]
+        broken = [f"{rule} {number}" for rule, number in sorted(self.complaints.items())]
+        counted = ", ".join(counts) or "no calls"
+        return f"{counted}\nrules broken: {', '.join(broken) or 'none'}"

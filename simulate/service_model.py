@@ -57,17 +57,20 @@ def reply_headers(operation: str) -> Mapping[str, str]:
 def read(operation: str, headers: Mapping[str, str]) -> dict[str, str]:
     """Convert the headers of a request, whose names are lowercase, to a mapping {member: value}.
     Raise ValidationError if a value violates a constraint of the API."""
-    values = {}
+    members = {}
     for header, (name, shape) in request_headers(operation).items():
-        if (value := headers.get(header)) is not None:
-            if constraint := violation(shape, value):
-                raise ValidationError(
-                    f"1 validation error detected: Value '{value[:100]}' at "
-                    f"'{name[0].lower()}{name[1:]}' failed to satisfy constraint: Member "
-                    f"must {constraint}"
-                )
-            values[name] = value
-    return values
+        if header not in headers:
+            continue
+        value = headers[header]
+        constraint = violation(shape, value)
+        if constraint:
+            raise ValidationError(
+                f"1 validation error detected: Value '{value[:100]}' at "
+                f"'{name[0].lower()}{name[1:]}' failed to satisfy constraint: Member "
+                f"must {constraint}"
+            )
+        members[name] = value
+    return members
 
 
 def dropped(operation: str, headers: Mapping[str, str]) -> list[str]:
@@ -85,15 +88,18 @@ def is_new_session(header: str) -> bool:
 def violation(shape: Shape, value: str) -> str:
     """Return the constraint that the value violates, in the platform's words, or "" if it violates
     none."""
-    shortest = int(shape.metadata.get("min", 0))
-    longest = int(shape.metadata.get("max", 0))
+    # limits of a number, or of a text's length
+    low = int(shape.metadata.get("min", 0))
+    high = int(shape.metadata.get("max", 0))
     if shape.type_name == "integer":
-        inside = value.isascii() and value.isdigit() and shortest <= int(value) <= longest
-        return "" if inside else f"be a whole number from {shortest} to {longest}"
-    if longest and len(value) > longest:
-        return f"have length less than or equal to {longest}"
-    if len(value) < shortest:
-        return f"have length greater than or equal to {shortest}"
+        is_number = value.isascii() and value.isdigit()
+        if is_number and low <= int(value) <= high:
+            return ""
+        return f"be a whole number from {low} to {high}"
+    if high and len(value) > high:
+        return f"have length less than or equal to {high}"
+    if len(value) < low:
+        return f"have length greater than or equal to {low}"
     java = str(shape.metadata.get("pattern", ""))  # in Java's syntax
     pattern = (
         java.replace(r"\p{ASCII}", r"[\x00-\x7F]")

@@ -13,9 +13,9 @@ from serving.budget import (
     PROCESSOR_PART,
     Budget,
     Deadline,
+    charge_time,
     check_count,
     check_time,
-    count_time,
     in_time,
     read_json,
 )
@@ -71,9 +71,9 @@ def test_give_decoding_threads_the_deadline_of_their_request() -> None:
 
 def test_count_the_processor_time_of_other_threads() -> None:
     with within(NEVER, seconds=PROCESSOR_PART * 1000.0):
-        count_time(500.0)
+        charge_time(500.0)
         check_time()
-        count_time(500.0)
+        charge_time(500.0)
         with pytest.raises(TooLate, match="SERVE_REQUEST_TIMEOUT"):
             check_time()
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from clients import FACES
+from clients import CLIENT_ALIASES
 from clients.base import Model, ModelClient, TensorSpec
 from serving.clients import client_class, forget, make_client, source_of
 from serving.errors import ConfigError
@@ -82,11 +82,11 @@ def test_accept_client_names_with_underscores_or_hyphens(tmp_path: Path) -> None
 
 
 @pytest.mark.unit
-@pytest.mark.parametrize("name", FACES)
+@pytest.mark.parametrize("name", CLIENT_ALIASES)
 def test_keep_the_names_of_well_known_networks_as_clients(name: str) -> None:
-    assert issubclass(client_class(name), client_class(FACES[name]))
-    assert client_class(name) is not client_class(FACES[name])
-    assert f"`{name}` for `{FACES[name]}`" in (ROOT / "docs/calling.md").read_text()
+    assert issubclass(client_class(name), client_class(CLIENT_ALIASES[name]))
+    assert client_class(name) is not client_class(CLIENT_ALIASES[name])
+    assert f"`{name}` for `{CLIENT_ALIASES[name]}`" in (ROOT / "docs/calling.md").read_text()
 
 
 @pytest.mark.unit

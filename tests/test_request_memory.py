@@ -21,7 +21,7 @@ from serving.budget import LONG_JSON, MOST_INSTANCES, TURN
 from serving.codecs import TEXT, Limits, decode_base64, read_cells
 from serving.errors import Overloaded
 from serving.headers import CSV, JSON_TYPE, NPY_TYPE
-from serving.request_memory import PIECE, form, json_objects, json_parts, reserve
+from serving.request_memory import PIECE, form_memory, json_parts, msgspec_memory, reserve
 from serving.triton.tensors import SIZES, numpy_dtype
 from tests.bodies.echo import BINARY, CLIENT, LINES, NUMBERS, Account, Sent, many, opened, served
 from tests.bodies.echo import tensor as numbers
@@ -69,14 +69,14 @@ def peak(read: Callable[[], object]) -> int:
 def test_reserve_what_json_takes(name: str) -> None:
     text = TEXTS[name]
     taken = peak(lambda: msgspec.json.decode(text))
-    assert taken <= json_objects(json_parts(text)) <= 5 * taken
+    assert taken <= msgspec_memory(json_parts(text)) <= 5 * taken
 
 
 @pytest.mark.parametrize("end", ["", "%f0%9f%98%80", "😀"])
 @pytest.mark.parametrize("value", ["%41", "%d0%b0", "a+", "a", "é"])
 def test_reserve_what_a_form_takes(value: str, end: str) -> None:
     text = f"text={value * 50_000}{end}".encode()
-    assert peak(lambda: parse_qsl(text.decode(), keep_blank_values=True)) <= form(text)
+    assert peak(lambda: parse_qsl(text.decode(), keep_blank_values=True)) <= form_memory(text)
 
 
 BESIDE = 2**20  # bytes of objects whose number does not depend on the request
@@ -197,8 +197,8 @@ def test_copy_numbers_of_a_long_text_while_no_other_request_parses(
         turns.append(is_turn_taken())
         return parsed(data)
 
-    parsed = documents._parsed
-    monkeypatch.setattr(documents, "_parsed", parse)
+    parsed = documents._parse_with_simdjson
+    monkeypatch.setattr(documents, "_parse_with_simdjson", parse)
     for count in (documents.LARGE, LONG_JSON):
         Sent(JSON_TYPE, numbers("FP32", many(b"1", count), b"1,%d" % count), NUMBERS).ask()
     assert turns == [False, True]

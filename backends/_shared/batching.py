@@ -3,8 +3,9 @@
     requests --read--> calls --Merge.key, Merge.groups--> groups --run--> arrays of each call
         --> responses
 
-If a run of several requests fails, each gets a new run of its own, so that one bad request does not
-fail the others. `backends.install` copies this file into every backend's folder.
+Each backend passes its own `read` and `run`. If a run of several requests fails, each gets a new
+run of its own, so that one bad request does not fail the others. `backends.install` copies this
+file into every backend's folder.
 """
 
 import math
@@ -15,13 +16,14 @@ from typing import Any
 
 import numpy as np
 import triton_python_backend_utils as pb_utils
-from instance import Config, given_parameters  # beside this file
+from instance import Config, parameter_texts  # beside this file
 from numpy.typing import NDArray
 
 Array = NDArray[Any]
 Arrays = dict[str, Array]
 Read = tuple[Arrays, tuple[str, ...]]  # a request's inputs, and the names of its outputs
-Run = Callable[[Arrays, Sequence[str]], Mapping[str, Array]]
+# runs the model once on these inputs, and returns the outputs with these names
+RunModel = Callable[[Arrays, Sequence[str]], Mapping[str, Array]]
 # the names that transformers gives the inputs of a text model
 IDS, MASK, TYPES = "input_ids", "attention_mask", "token_type_ids"
 RAGGED = "ragged_batches"  # parameter in config.pbtxt: the maximum length of a text, in tokens
@@ -77,16 +79,16 @@ class Batcher:
                 responses[index] = self._failure(err)
             else:
                 by_key.setdefault(key, []).append(call)
-        for calls in chain.from_iterable(map(self.merge.groups, by_key.values())):
-            responses.update(self._answer(calls))
+        for calls in by_key.values():
+            for group in self.merge.groups(calls):
+                responses |= self._answer(group)
         return [responses[index] for index in range(len(requests))]
 
     def _answer(self, calls: Calls) -> dict[int, Any]:
-        """Run the model on all calls at once or, if that fails, on each call alone. Return {index
-        of a call: its response}."""
+        """Run all calls together or, if that fails, each call alone. Return {index of a call: its
+        response}."""
         try:
-            results = self.run(calls)
-            pairs = zip(calls, results, strict=True)
+            pairs = zip(calls, self.run(calls), strict=True)
             return {call.index: respond(outputs) for call, outputs in pairs}
         except Exception as err:  # the libraries' exceptions have no common base class
             if len(calls) == 1:
@@ -142,14 +144,16 @@ class Merge:
         if len(calls) == 1:
             return [outputs]
         sizes = [len(next(iter(call.feed.values()))) for call in calls]
-        ends = np.cumsum(sizes)
         for array in outputs.values():
-            if array.shape[:1] != (ends[-1],):
+            if array.shape[:1] != (sum(sizes),):
                 raise ValueError("the first dimension of an output is not the batch dimension")
-        return [
-            {name: outputs[name][end - size : end] for name in call.outputs}
-            for call, size, end in zip(calls, sizes, ends, strict=True)
-        ]
+        results = []
+        start = 0
+        for call, size in zip(calls, sizes, strict=True):
+            rows = slice(start, start + size)
+            results.append({name: outputs[name][rows] for name in call.outputs})
+            start += size
+        return results
 
 
 class Ragged(Merge):
@@ -157,7 +161,7 @@ class Ragged(Merge):
     outputs that have a value for each token. A call may omit the mask if none of its tokens is
     padding, and the types if all of them are 0. `inputs` contains those of IDS, MASK and TYPES that
     the model takes, with their dtypes. `by_token` names the outputs whose second dimension is
-    variable. If such an output is as long as the padded texts, it is cut to the length of the
+    variable. If such an output is as long as the padded texts, `split` cuts it to the length of the
     call's own text. Texts are padded to a length that is a multiple of `multiple` tokens, but not
     beyond `most` tokens."""
 
@@ -177,16 +181,17 @@ class Ragged(Merge):
     def key(self, call: Call) -> Hashable:
         shape = call.feed[IDS].shape
         for name in self.inputs.keys() & call.feed.keys():
-            if (own := call.feed[name].shape) != shape:
+            other = call.feed[name].shape
+            if other != shape:
                 raise InvalidInput(
-                    f"input '{name}' has the shape {list(own)}, and '{IDS}' has {list(shape)}; "
+                    f"input '{name}' has the shape {list(other)}, and '{IDS}' has {list(shape)}; "
                     "they must be the same"
                 )
+        key = super().key(self._without_text(call))
         # If another input is at least as long as the text, the length of an output does not show
         # which of the two it depends on, so the call gets a run of its own.
-        longest = max(self._other_sizes(call), default=0)
-        alone = call.index if longest >= shape[1] else -1
-        return alone, super().key(self._others(call))
+        needs_own_run = max(self._other_sizes(call), default=0) >= shape[1]
+        return (key, call.index) if needs_own_run else key
 
     def groups(self, calls: Calls) -> Iterator[Calls]:
         """Yield groups of calls whose texts have about the same length. A text starts a new group
@@ -197,7 +202,8 @@ class Ragged(Merge):
             ids = call.feed[IDS]
             rows += len(ids)
             tokens += ids.size
-            if group and rows * _length(call) > MOST_PADDED * tokens + RUN_TOKENS:
+            padded = rows * _length(call)  # this text is the longest one so far
+            if group and padded > MOST_PADDED * tokens + RUN_TOKENS:
                 yield group
                 group = []
                 rows = len(ids)
@@ -215,9 +221,9 @@ class Ragged(Merge):
         feed = dict(call.feed)
         for name, dtype in self.inputs.items():
             # without a mask, all tokens count; without types, all types are 0
-            usual = int(name == MASK)
+            default = 1 if name == MASK else 0
             feed[name] = np.zeros((len(call.feed[IDS]), width), dtype)
-            feed[name][:, : _length(call)] = call.feed.get(name, usual)
+            feed[name][:, : _length(call)] = call.feed.get(name, default)
         return replace(call, feed=feed)
 
     def split(self, outputs: Arrays, calls: Calls) -> list[Arrays]:
@@ -234,22 +240,23 @@ class Ragged(Merge):
         longest = max(map(_length, calls))
         rounded = math.ceil(longest / self.multiple) * self.multiple
         width = max(longest, min(rounded, self.most))
-        # The first call is enough: in all calls of a run, the inputs other than the text have the
-        # same shapes (see key).
+        # Do not pad to the size of another input, because split would then also cut the outputs
+        # that depend on that input. Only a call in a run of its own has such an input (see key).
         return longest if width in self._other_sizes(calls[0]) else width
 
     def _other_sizes(self, call: Call) -> list[int]:
-        """Return the sizes of the call's other inputs in all dimensions but the first."""
-        arrays = self._others(call).feed.values()
+        """Return the sizes of the inputs other than the text, in all dimensions but the first."""
+        arrays = self._without_text(call).feed.values()
         return list(chain.from_iterable(array.shape[1:] for array in arrays))
 
-    def _others(self, call: Call) -> Call:
+    def _without_text(self, call: Call) -> Call:
         """Return the call without IDS, MASK and TYPES."""
         others = {name: array for name, array in call.feed.items() if name not in self.inputs}
         return replace(call, feed=others)
 
 
 def _length(call: Call) -> int:
+    """Return the length of the call's texts, in tokens."""
     return int(call.feed[IDS].shape[1])
 
 
@@ -259,24 +266,26 @@ def merge_of(config: Config, multiple: int = 1) -> Merge:
     ragged = [entry for entry in config["input"] if entry.get("allow_ragged_batch")]
     names = {entry["name"] for entry in ragged}
     batches = config["max_batch_size"] > 0
-    if not batches or not {IDS, MASK} <= names <= {IDS, MASK, TYPES}:
+    takes_texts = {IDS, MASK} <= names <= {IDS, MASK, TYPES}
+    if not (batches and takes_texts):
         return Merge(batches)
     dtypes = {
         entry["name"]: np.dtype(pb_utils.triton_string_to_numpy(entry["data_type"]))
         for entry in ragged
     }
-    first_sizes = {entry["name"]: int(entry["dims"][0]) for entry in config["output"]}
-    variable = [name for name, size in first_sizes.items() if size == -1]
-    most = int(given_parameters(config).get(RAGGED, "0"))
+    # dims leaves out the batch dimension, so its first size is that of the second dimension
+    second_sizes = {entry["name"]: int(entry["dims"][0]) for entry in config["output"]}
+    variable = [name for name, size in second_sizes.items() if size == -1]
+    most = int(parameter_texts(config).get(RAGGED, "0"))
     return Ragged(dtypes, frozenset(variable), multiple, most)
 
 
-def run_merged(run: Run, merge: Merge, calls: Calls) -> list[Arrays]:
-    """Call `run(arrays, output names)` once for all calls. Raise ValueError if its outputs cannot
-    be split by call."""
-    every = chain.from_iterable(call.outputs for call in calls)
-    names = tuple(dict.fromkeys(every))
-    outputs = dict(run(merge.join(calls), names))
+def run_merged(run_model: RunModel, merge: Merge, calls: Calls) -> list[Arrays]:
+    """Run the model once for all calls. Return the outputs of each call, in the order of the calls.
+    Raise ValueError if the outputs cannot be split by call."""
+    requested = chain.from_iterable(call.outputs for call in calls)
+    names = tuple(dict.fromkeys(requested))  # each once
+    outputs = dict(run_model(merge.join(calls), names))
     return merge.split(outputs, calls)
 
 

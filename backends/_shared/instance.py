@@ -17,7 +17,7 @@ Config = Mapping[str, Any]  # config.pbtxt, as JSON
 Texts = Mapping[str, str]
 # the words may be in upper or lower case, as in Triton's C++ backends
 BOOLEANS = {"1": True, "true": True, "0": False, "false": False}
-# values that turn a parameter off; "cpu" is the default of TARGET_DEVICE
+# values with which a parameter has no effect; "cpu" is the default of TARGET_DEVICE
 OFF = ("no", "false", "0", "cpu")
 
 
@@ -25,8 +25,9 @@ class Instance:
     """Serves one version of a model. Triton creates one or more instances, and prescribes the names
     and arguments of the methods. A backend also defines `initialize`, which sets `batcher`."""
 
-    # fills in the missing fields of a configuration, in place, from the files in a version's folder
-    complete: Callable[[dict[str, Any], Path], Any]
+    # Fills in a configuration's missing fields, in place, from the files in a version's folder.
+    # Returns the configuration, for serving/repository/completion.py.
+    complete: Callable[[dict[str, Any], Path], dict[str, Any]]
     batcher: Any
 
     @classmethod
@@ -49,7 +50,7 @@ class Instance:
 
 
 @contextmanager
-def needs(what: str, remedy: str) -> Iterator[None]:
+def explain_missing(what: str, remedy: str) -> Iterator[None]:
     """Wrap the import of an optional library. If the library is missing, raise a
     ModuleNotFoundError that says what needs it (`what`) and what to do (`remedy`)."""
     try:
@@ -60,13 +61,13 @@ def needs(what: str, remedy: str) -> Iterator[None]:
         ) from err
 
 
-def given_parameters(config: Config) -> dict[str, str]:
+def parameter_texts(config: Config) -> dict[str, str]:
     """Return config.pbtxt's `parameters` as {name: value}."""
     parameters = config.get("parameters", {})
     return {name: value["string_value"] for name, value in parameters.items()}
 
 
-def read(
+def read_parameter(
     parameters: Texts, name: str, parse: Callable[[str], Any], default: Any, allowed: str = ""
 ) -> Any:
     """Return a parameter's value as `parse` reads it, or `default` if the parameter is not set. If
@@ -81,14 +82,13 @@ def read(
         ) from None
 
 
-def refuse(parameters: Texts, removed: Texts) -> None:
-    """Raise ValueError if a parameter in `removed` is set, unless its value turns it off. `removed`
-    maps each parameter that this backend does not support to advice on what to do instead."""
-    for name, replacement in removed.items():
-        if parameters.get(name, "no").lower() not in OFF:
-            raise ValueError(
-                f"parameter '{name}' ('{parameters[name]}') is not supported: {replacement}"
-            )
+def refuse_parameters(parameters: Texts, unsupported: Texts) -> None:
+    """Raise ValueError if a parameter in `unsupported` is set to a value that is not in OFF.
+    `unsupported` maps each parameter that this backend lacks to advice on what to do instead."""
+    for name, advice in unsupported.items():
+        value = parameters.get(name, "no")
+        if value.lower() not in OFF:
+            raise ValueError(f"parameter '{name}' ('{value}') is not supported: {advice}")
 
 
 def parse_bool(text: str) -> bool:
@@ -96,10 +96,10 @@ def parse_bool(text: str) -> bool:
     return BOOLEANS[text.lower()]
 
 
-def model_file(args: Texts, config: Config, usual: str) -> Path:
-    """Return the path of the model's file: the one that config.pbtxt names, or else `usual`. `args`
-    is what Triton passes to initialize."""
-    name = config.get("default_model_filename") or usual
+def model_file(args: Texts, config: Config, default_name: str) -> Path:
+    """Return the path of the model's file: the one that config.pbtxt names, or else `default_name`.
+    `args` is what Triton passes to initialize."""
+    name = config.get("default_model_filename") or default_name
     return Path(args["model_repository"], args["model_version"], name)
 
 
@@ -110,7 +110,8 @@ def stub_version_folder(config: Config) -> Path:
     The stub's command line contains the path of the model's file, which need not exist, or the path
     of the folder if config.pbtxt has no default_model_filename.
     """
-    path = os.fsdecode(Path("/proc/self/cmdline").read_bytes().split(b"\0")[1])
+    words = Path("/proc/self/cmdline").read_bytes().split(b"\0")
+    path = os.fsdecode(words[1])
     return Path(path.removesuffix(config["default_model_filename"]))
 
 
@@ -133,7 +134,9 @@ def default_threads() -> int:
 def cgroup_quota(root: Path = Path("/sys/fs/cgroup")) -> float:
     """Return how many processors cgroup v2 or v1 allows this container, or infinity if there is no
     quota."""
-    for names in (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")):
+    v2 = ("cpu.max",)  # contains the quota and the period
+    v1 = ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")
+    for names in (v2, v1):
         try:
             texts = [(root / name).read_text() for name in names]
             quota, period = " ".join(texts).split()

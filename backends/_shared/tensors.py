@@ -53,8 +53,9 @@ def complete(config: Config, inputs: Mapping[str, Tensor], outputs: Mapping[str,
     for a model that cannot be batched.
     """
     tensors = {"input": inputs, "output": outputs}
-    every = [*inputs.values(), *outputs.values()]
-    fixed = [tensor for tensor in every if tensor.shape[:1] != (-1,)]
+    fixed = [
+        tensor for tensor in (*inputs.values(), *outputs.values()) if tensor.shape[:1] != (-1,)
+    ]
     if config["max_batch_size"] == 0 and not fixed:
         config["max_batch_size"] = default_max_batch_size()
     if config["max_batch_size"] > 0 and fixed:
@@ -64,15 +65,15 @@ def complete(config: Config, inputs: Mapping[str, Tensor], outputs: Mapping[str,
             f"{list(fixed[0].shape)} has a fixed first dimension; set max_batch_size 0 or "
             "export the model with a dynamic batch dimension"
         )
+    batching = config["max_batch_size"] > 0
     for side, specs in tensors.items():
-        config[side] = config[side] or [
-            completed(spec, config["max_batch_size"] > 0) for spec in specs.values()
-        ]
+        if not config[side]:
+            config[side] = [config_entry(spec, batching) for spec in specs.values()]
     if config["max_batch_size"] > 1 and "sequence_batching" not in config:
         config.setdefault("dynamic_batching", {})
 
 
-def completed(tensor: Tensor, batching: bool) -> Config:
+def config_entry(tensor: Tensor, batching: bool) -> Config:
     """Return the tensor's entry for config.pbtxt. `dims` cannot be empty there, so callers send a
     scalar as [1].
 
@@ -81,7 +82,9 @@ def completed(tensor: Tensor, batching: bool) -> Config:
     """
     dims = list(tensor.shape[1:] if batching else tensor.shape)
     entry: Config = {"name": tensor.name, "data_type": tensor.datatype, "dims": dims or [1]}
-    return entry if dims or not batching else entry | {"reshape": {"shape": []}}
+    if batching and not dims:
+        entry["reshape"] = {"shape": []}
+    return entry
 
 
 def default_max_batch_size() -> int:
@@ -133,9 +136,10 @@ def check_tensor(config: Config, side: str, entry: Config, tensors: Mapping[str,
     batch = [-1] if config["max_batch_size"] else []
     dims = entry["reshape"].get("shape", []) if "reshape" in entry else entry["dims"]
     shape = [*batch, *map(int, dims)]
-    free = len(batch) if side == "output" else len(shape)
+    # in an output, each dimension but the batch dimension may be dynamic
+    checked = len(batch) if side == "output" else len(shape)
     # the shape of a scalar is not checked, because config.pbtxt has to declare it as [1]
-    if tensor.shape and not fits(shape, tensor.shape, free):
+    if tensor.shape and not accepts(tensor.shape, shape, checked):
         note = " (the first is the batch dimension of max_batch_size)" if batch else ""
         raise ValueError(
             f"{label}: the model expects shape {list(tensor.shape)} but the configuration "
@@ -143,14 +147,14 @@ def check_tensor(config: Config, side: str, entry: Config, tensors: Mapping[str,
         )
 
 
-def fits(configured: Sequence[int], shape: Sequence[int], free: int) -> bool:
-    """Return whether the file's shape accepts the configured shape. A dynamic dimension of the file
-    accepts any size. From the dimension `free` on, a dynamic dimension of the configuration matches
-    any size too."""
-    if len(configured) != len(shape):
+def accepts(file_shape: Sequence[int], config_shape: Sequence[int], checked: int) -> bool:
+    """Return whether the file's shape accepts the shape in config.pbtxt. A dynamic dimension of the
+    file accepts any size. After the first `checked` dimensions, a dynamic dimension of config.pbtxt
+    matches any size too."""
+    if len(file_shape) != len(config_shape):
         return False
-    sizes = zip(configured, shape, strict=True)
-    return all(
-        size in (-1, declared) or (declared == -1 and index >= free)
-        for index, (declared, size) in enumerate(sizes)
-    )
+    for index, (in_file, in_config) in enumerate(zip(file_shape, config_shape, strict=True)):
+        is_free = in_config == -1 and index >= checked
+        if in_file not in (-1, in_config) and not is_free:
+            return False
+    return True

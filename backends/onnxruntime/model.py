@@ -52,9 +52,9 @@ def tensors(nodes: Iterable[Any]) -> dict[str, Any]:
 
 
 def complete(config: Config, folder: Path) -> Config:
-    """If config.pbtxt lacks inputs or outputs, fill in its missing fields, in place, from the file
-    in the version's folder. Raise ValueError if that is not possible, and FileNotFoundError if
-    there is no such file."""
+    """If `config` lacks inputs or outputs, fill in its missing fields, in place, from the file in
+    the version's folder. Return `config`. Raise ValueError if that is not possible, and
+    FileNotFoundError if there is no such file."""
     if not (config["input"] and config["output"]):
         session = load(folder / config["default_model_filename"], UNOPTIMIZED)
         specs.complete(config, tensors(session.get_inputs()), tensors(session.get_outputs()))
@@ -79,9 +79,9 @@ class TritonPythonModel(instance.Instance):  # type: ignore[misc]  # mypy finds 
         config = json.loads(args["model_config"])
         settings = SessionSettings.from_config(config)
         path = instance.model_file(args, config, "model.onnx")
-        available = providers(args)
         merge = merge_of(config)
-        runs = Runs(lambda each: load(path, each, available), settings, merge)
+        load_session = partial(load, path, execution_providers=providers(args))
+        runs = Runs(load_session, settings, merge)
         check(config, runs.session)
         inputs = runs.session.get_inputs()
         read = partial(
@@ -112,25 +112,33 @@ class Runs:
     """
 
     def __init__(
-        self, load: Callable[[SessionSettings], Any], settings: SessionSettings, merge: Merge
+        self,
+        load_session: Callable[[SessionSettings], Any],
+        settings: SessionSettings,
+        merge: Merge,
     ) -> None:
-        self.load, self.settings, self.merge = load, settings, merge
-        self.session, self.options = load(settings), run_options()
+        self.load_session = load_session
+        self.settings = settings
+        self.merge = merge
+        self.session = load_session(settings)
+        self.options = run_options()
         self.pool = ThreadPoolExecutor(settings.intra_op_threads)
 
     @cached_property
     def single(self) -> Any:
-        return self.load(replace(self.settings, intra_op_threads=1))
+        return self.load_session(replace(self.settings, intra_op_threads=1))
 
     def run(self, calls: Calls) -> list[Arrays]:
         """Return the outputs of each call, in the order of the calls."""
         if self.settings.separate_runs and len(calls) >= self.settings.intra_op_threads:
-            run = partial(run_merged, partial(self._run, self.single), self.merge)
-            each = [[call] for call in calls]
-            return list(chain.from_iterable(self.pool.map(run, each)))
-        outputs: list[Arrays] = run_merged(partial(self._run, self.session), self.merge, calls)
+            run_model = partial(self._run_model, self.single)
+            groups = [[call] for call in calls]
+            results = self.pool.map(partial(run_merged, run_model, self.merge), groups)
+            return list(chain.from_iterable(results))
+        run_model = partial(self._run_model, self.session)
+        outputs: list[Arrays] = run_merged(run_model, self.merge, calls)
         return outputs
 
-    def _run(self, session: Any, feed: Arrays, names: Sequence[str]) -> Arrays:
+    def _run_model(self, session: Any, feed: Arrays, names: Sequence[str]) -> Arrays:
         arrays = session.run(list(names), feed, self.options)
         return dict(zip(names, arrays, strict=True))

@@ -18,17 +18,17 @@ try:
     from instance import (
         default_threads,
         give_back_memory,
-        given_parameters,
+        parameter_texts,
         parse_bool,
-        read,
+        read_parameter,
     )  # in Triton's stub, beside this file
 except ModuleNotFoundError:  # outside Triton's stub, for build_engines
     from backends._shared.instance import (
         default_threads,
         give_back_memory,
-        given_parameters,
+        parameter_texts,
         parse_bool,
-        read,
+        read_parameter,
     )
 
 CACHE_BYTES = 1 << 20  # the L2 cache of one core: 1 to 2 MB on today's servers (lscpu)
@@ -51,6 +51,7 @@ PARAMETERS = (
     "cudnn_conv_use_max_workspace",
     "do_copy_in_default_stream",
 )
+EXECUTION_MODES = {"0": False, "1": True}  # whether operators run in parallel
 SPINNING, SPIN_TIME = "session.intra_op.allow_spinning", "session.intra_op.spin_duration_us"
 # how many microseconds a waiting thread spins: long enough to bridge the gap between two operators,
 # but not that between two runs
@@ -75,25 +76,29 @@ class SessionSettings:
     memory_arena: bool = True
     memory_pattern: bool = True
     separate_runs: bool = False
-    entries: tuple[tuple[str, str], ...] = ()
+    config_entries: tuple[tuple[str, str], ...] = ()  # ONNX Runtime's own names and values
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> "SessionSettings":
         """Read config.pbtxt. Raise a ValueError that names the parameter if a value is invalid."""
-        parameters = given_parameters(config)
-        threads = read(parameters, "intra_op_thread_count", int, 0)
-        threads = threads if threads > 0 else default_threads()
+        parameters = parameter_texts(config)
+        intra = read_parameter(parameters, "intra_op_thread_count", int, 0)
+        inter = read_parameter(parameters, "inter_op_thread_count", int, 0)
+        threads = intra if intra > 0 else default_threads()
+        parse_mode = EXECUTION_MODES.__getitem__
+        graph = config.get("optimization", {}).get("graph", {})
+        session_parameters = sorted(
+            (name, value) for name, value in parameters.items() if name.startswith("session.")
+        )
         return cls(
             intra_op_threads=threads,
-            inter_op_threads=max(0, read(parameters, "inter_op_thread_count", int, 0)),
-            parallel=read(parameters, "execution_mode", {"0": False, "1": True}.__getitem__, False),
-            level=config.get("optimization", {}).get("graph", {}).get("level", 0),
-            memory_arena=read(parameters, "enable_mem_arena", parse_bool, True),
-            memory_pattern=read(parameters, "enable_mem_pattern", parse_bool, True),
+            inter_op_threads=max(0, inter),
+            parallel=read_parameter(parameters, "execution_mode", parse_mode, False),
+            level=graph.get("level", 0),
+            memory_arena=read_parameter(parameters, "enable_mem_arena", parse_bool, True),
+            memory_pattern=read_parameter(parameters, "enable_mem_pattern", parse_bool, True),
             separate_runs=separate_runs(config, parameters, threads),
-            entries=tuple(
-                (k, v) for k, v in sorted(parameters.items()) if k.startswith("session.")
-            ),
+            config_entries=tuple(session_parameters),
         )
 
     def options(self) -> ort.SessionOptions:
@@ -109,9 +114,10 @@ class SessionSettings:
         )
         options.enable_cpu_mem_arena = self.memory_arena
         options.enable_mem_pattern = self.memory_pattern
-        entries = dict(self.entries)
-        spinning = {} if entries.keys() & {SPINNING, SPIN_TIME} else BRIEF_SPIN
-        for key, value in ({"session.inter_op.allow_spinning": "0"} | spinning | entries).items():
+        entries = {"session.inter_op.allow_spinning": "0", **dict(self.config_entries)}
+        if not entries.keys() & {SPINNING, SPIN_TIME}:
+            entries |= BRIEF_SPIN
+        for key, value in entries.items():
             options.add_session_config_entry(key, value)
         return options
 
@@ -127,7 +133,7 @@ def separate_runs(config: Mapping[str, Any], parameters: Mapping[str, str], thre
     most_rows = int(config["max_batch_size"]) if "dynamic_batching" in config else 0
     kinds = [group["kind"] for group in config.get("instance_group", ())]
     large = sum(map(row_bytes, config.get("input", ()))) > CACHE_BYTES
-    is_wanted = bool(read(parameters, "separate_runs", parse_bool, large))
+    is_wanted = bool(read_parameter(parameters, "separate_runs", parse_bool, large))
     return is_wanted and 1 < threads <= most_rows and "KIND_GPU" not in kinds
 
 

@@ -17,11 +17,12 @@ from openvino_settings import OpenvinoSettings
 
 
 def complete(config: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """If config.pbtxt lacks inputs or outputs, fill in its missing fields, in place, from the model
-    in the version's folder. Raise ValueError if that is not possible, and FileNotFoundError if
-    there is no such file."""
+    """If `config` lacks inputs or outputs, fill in its missing fields, in place, from the model in
+    the version's folder. Return `config`. Raise ValueError if that is not possible, and
+    FileNotFoundError if there is no such file."""
     if not (config["input"] and config["output"]):
-        engine.complete(config, folder / (config["default_model_filename"] or engine.DEFAULT_FILE))
+        name = config["default_model_filename"] or engine.DEFAULT_FILE
+        engine.complete(config, folder / name)
     return config
 
 
@@ -36,11 +37,11 @@ class TritonPythonModel(instance.Instance):  # type: ignore[misc]  # mypy finds 
         config = json.loads(args["model_config"])
         settings = OpenvinoSettings.from_config(config)
         file = instance.model_file(args, config, engine.DEFAULT_FILE)
-        model, self.scalars = engine.fitted(file, config)
+        model, self.scalars = engine.adapted_model(file, config)
         self.rows = engine.rows_of_tables(model)
         self.outputs = [entry["name"] for entry in config["output"]]
         merge = merge_of(config, engine.MULTIPLE)
-        runs = engine.Runs(engine.compiled(model, settings, args), merge)
+        runs = engine.Runs(engine.compile_model(model, settings, args), merge)
         self.batcher = Batcher(self._read, runs.run, merge)
         instance.give_back_memory()
 

@@ -62,7 +62,7 @@ SAME_VALUES = {"Convert", "Reshape", "Squeeze", "Transpose", "Unsqueeze"}
 INT32 = np.iinfo(np.int32)
 
 
-def read(file: Path) -> Any:
+def read_model(file: Path) -> Any:
     """Read the model in the file. Raise ValueError if OpenVINO cannot read it or would compute it
     wrongly, and FileNotFoundError if it is missing."""
     if not file.exists():
@@ -79,19 +79,18 @@ def read(file: Path) -> Any:
         raise ValueError(f"OpenVINO cannot read '{file}': {plain(err)}") from err
 
 
-def _contains(file: Path, words: bytes) -> bool:
+def _contains(file: Path, text: bytes) -> bool:
     if file.stat().st_size == 0:  # an empty file cannot be mapped, and read_model reports it
         return False
     with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        return data.find(words) >= 0
+        return data.find(text) >= 0
 
 
 def plain(error: Exception) -> str:
     """Return OpenVINO's error message without the positions in its source code."""
     lines = [line.strip() for line in str(error).splitlines()]
-    reasons = [
-        line for line in lines if line and not line.startswith(("Exception from ", "Check '"))
-    ]
+    positions = ("Exception from ", "Check '")
+    reasons = [line for line in lines if line and not line.startswith(positions)]
     return " ".join(reasons) or " ".join(lines)
 
 
@@ -111,13 +110,14 @@ def convert(model: Any, config: Config) -> Any:
     """Return the model with its inputs and outputs converted to the datatypes in config.pbtxt, as
     NVIDIA's backend does."""
     processor = PrePostProcessor(model)
-    for side, ports, info in (
-        ("input", model.inputs, processor.input),
-        ("output", model.outputs, processor.output),
+    for entries, ports, info in (
+        (config["input"], model.inputs, processor.input),
+        (config["output"], model.outputs, processor.output),
     ):
-        for entry in config[side]:
+        for entry in entries:
             index = index_of(entry["name"], ports)
             wanted = KINDS.get(entry["data_type"])
+            # specs.check refuses the entries that are left out here
             if index is not None and wanted and kind(ports[index]) in CONVERTED:
                 info(index).tensor().set_element_type(getattr(openvino.Type, wanted))
     return processor.build()
@@ -139,19 +139,19 @@ def kind(port: Any) -> str:
 def tensors(ports: Sequence[Any], entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the inputs or outputs, keyed by the name in config.pbtxt, or else by OpenVINO's first
     name."""
-    known = {entry["name"] for entry in entries}
-    names = {min(port.names & known, default=port.get_any_name()): port for port in ports}
-    return {
-        name: specs.Tensor(name, kind(port), _shape(port), DATATYPES)
-        for name, port in names.items()
-    }
+    configured = {entry["name"] for entry in entries}
+    named = {}
+    for port in ports:
+        name = min(port.names & configured, default=port.get_any_name())
+        named[name] = specs.Tensor(name, kind(port), _shape(port), DATATYPES)
+    return named
 
 
-def fitted(file: Path, config: Config) -> tuple[Any, set[str]]:
+def adapted_model(file: Path, config: Config) -> tuple[Any, set[str]]:
     """Return the model adapted to config.pbtxt, and the names of its scalar inputs. Raise
     ValueError if the file is invalid or disagrees with config.pbtxt, and FileNotFoundError if it is
     missing."""
-    model = convert(read(file), config)
+    model = convert(read_model(file), config)
     inputs = tensors(model.inputs, config["input"])
     outputs = tensors(model.outputs, config["output"])
     specs.check(config, inputs, outputs, {})
@@ -161,29 +161,30 @@ def fitted(file: Path, config: Config) -> tuple[Any, set[str]]:
 def complete(config: Config, file: Path) -> None:
     """Fill in inputs, outputs, max_batch_size and dynamic_batching in place. Raise ValueError if
     that is not possible, and FileNotFoundError if the file is missing."""
-    model = read(file)
+    model = read_model(file)
     inputs = tensors(model.inputs, config["input"])
     outputs = tensors(model.outputs, config["output"])
     specs.complete(config, inputs, outputs)
 
 
-def compiled(model: Any, settings: OpenvinoSettings, args: Mapping[str, str]) -> Any:
+def compile_model(model: Any, settings: OpenvinoSettings, args: Mapping[str, str]) -> Any:
     """Compile the model or load it from the cache, and log which of the two happened. `args` is
     what Triton passes to initialize. Raise ValueError if OpenVINO cannot compile the model."""
     warnings = list(settings.warnings)
     core = openvino.Core()
     capabilities = core.get_property(DEVICE, "OPTIMIZATION_CAPABILITIES")
-    if settings.lacks(capabilities):
+    if settings.lacks_precision(capabilities):
         warnings.append(f"{DEVICE} has no instructions for {settings.precision}, so f32 is used")
     properties = settings.properties(capabilities)
     started = time.monotonic()
     try:
-        with openvino_settings.opened(args["model_name"], args["model_version"]) as folder:
-            result = core.compile_model(model, DEVICE, properties | {"CACHE_DIR": str(folder)})
+        with openvino_settings.locked_cache(args["model_name"], args["model_version"]) as folder:
+            cached = properties | {"CACHE_DIR": str(folder)}
+            compiled = core.compile_model(model, DEVICE, cached)
     except (OSError, RuntimeError) as err:
         warnings.append(f"compiled without a cache: {plain(err)}")
         try:
-            result = core.compile_model(model, DEVICE, properties)
+            compiled = core.compile_model(model, DEVICE, properties)
         except RuntimeError as error:
             raise ValueError(
                 f"OpenVINO cannot compile the model for {DEVICE}: {plain(error)}"
@@ -192,11 +193,11 @@ def compiled(model: Any, settings: OpenvinoSettings, args: Mapping[str, str]) ->
     for warning in warnings:
         pb_utils.Logger.log_warn(f"{instance}: {warning}")
     seconds = time.monotonic() - started
-    pb_utils.Logger.log_info(f"{instance}: {_described(result)} in {seconds:.2f} s")
-    return result
+    pb_utils.Logger.log_info(f"{instance}: {_description(compiled)} in {seconds:.2f} s")
+    return compiled
 
 
-def _described(compiled: Any) -> str:
+def _description(compiled: Any) -> str:
     get = compiled.get_property
     version = openvino.__version__.partition("-")[0]
     precision = get("INFERENCE_PRECISION_HINT").get_type_name()
@@ -220,23 +221,23 @@ class Runs:
 
     def run(self, calls: Calls) -> list[Arrays]:
         """Return the outputs of each call, in the order of the calls."""
-        run: Callable[[Calls], list[Arrays]] = partial(run_merged, self._run, self.merge)
+        run: Callable[[Calls], list[Arrays]] = partial(run_merged, self._run_model, self.merge)
         size = math.ceil(len(calls) / self.streams)
-        if size == len(calls):
+        if size == len(calls):  # one stream, or one call
             return run(calls)
         parts = [calls[start : start + size] for start in range(0, len(calls), size)]
         return list(chain.from_iterable(self.pool.map(run, parts)))
 
-    def _run(self, feed: Arrays, names: Sequence[str]) -> Arrays:
+    def _run_model(self, feed: Arrays, names: Sequence[str]) -> Arrays:
         values = {index_of(name, self.compiled.inputs): array for name, array in feed.items()}
-        request = self.idle.get()
+        request = self.idle.get()  # `run` uses at most as many threads as there are requests
         try:
             request.start_async(values, share_inputs=True)
             request.wait()
             results = request.results
         except RuntimeError as err:
-            error = InvalidInput if WRONG_SHAPE.search(str(err)) else RuntimeError
-            raise error(f"OpenVINO: {plain(err)}") from err
+            error_class = InvalidInput if WRONG_SHAPE.search(str(err)) else RuntimeError
+            raise error_class(f"OpenVINO: {plain(err)}") from err
         finally:
             self.idle.put(request)
         return {name: results[index_of(name, self.compiled.outputs)] for name in names}
@@ -248,7 +249,8 @@ def rows_of_tables(model: Any) -> dict[str, int]:
     rows: dict[str, int] = {}
     for port in model.inputs:
         sizes = _table_sizes(port)
-        rows |= dict.fromkeys(port.names, min(sizes)) if sizes else {}
+        if sizes:
+            rows |= dict.fromkeys(port.names, min(sizes))
     return rows
 
 
@@ -257,14 +259,17 @@ def _table_sizes(values: Any) -> list[int]:
     indices. Unknown numbers are left out."""
     sizes = []
     for target in values.get_target_inputs():
-        node, index = target.get_node(), target.get_index()
-        if node.get_type_name() in SAME_VALUES and index == 0:
+        node = target.get_node()
+        operator = node.get_type_name()
+        index = target.get_index()
+        if operator in SAME_VALUES and index == 0:
             sizes += _table_sizes(node.output(0))
-        elif node.get_type_name() == "Gather" and index == 1:
+        elif operator == "Gather" and index == 1:  # Gather(table, indices, axis)
+            table = node.input_value(0).get_partial_shape()
             axis = node.input_value(2).get_node()
-            shape = node.input_value(0).get_partial_shape()
-            if axis.get_type_name() == "Constant" and shape.is_static:
-                sizes.append(shape.get_shape()[int(axis.get_data().item())])
+            if axis.get_type_name() == "Constant" and table.is_static:
+                dimension = int(axis.get_data().item())
+                sizes.append(table.get_shape()[dimension])
     return sizes
 
 
@@ -278,6 +283,7 @@ def check_range(name: str, array: Any, rows: int | None) -> None:
         reason = f"because it is an index of a table with {rows} rows in the model"
     elif array.dtype.str[1:] not in WIDE:
         return
+    # an empty array has no minimum, so 0 counts too
     for number in (array.min(initial=0), array.max(initial=0)):
         if not low <= number <= high:
             raise InvalidInput(f"input '{name}' has {number}; it must be {low} to {high}, {reason}")

@@ -21,25 +21,30 @@ from urllib.parse import quote
 try:
     from instance import (
         default_threads,
-        given_parameters,
-        read,
-        refuse,
+        parameter_texts,
+        read_parameter,
+        refuse_parameters,
     )  # in Triton's stub, beside this file
 except ModuleNotFoundError:  # outside Triton's stub, for build_engines
-    from backends._shared.instance import default_threads, given_parameters, read, refuse
+    from backends._shared.instance import (
+        default_threads,
+        parameter_texts,
+        read_parameter,
+        refuse_parameters,
+    )
 
 HINTS = ("latency", "throughput", "cumulative_throughput")
 PRECISIONS = ("f32", "bf16", "f16")
 # precision -> the capability of processors that support it
 CAPABILITIES = {"bf16": "BF16", "f16": "FP16"}
-READ = (
+PARAMETERS = (  # those that this backend reads
     "HINT_BF16",
     "INFERENCE_NUM_THREADS",
     "INFERENCE_PRECISION_HINT",
     "NUM_STREAMS",
     "PERFORMANCE_HINT",
 )
-REMOVED = {  # NVIDIA's parameters that this backend does not support -> what to do instead
+UNSUPPORTED = {  # NVIDIA's parameters that this backend does not support -> what to do instead
     "CPU_EXTENSION_PATH": "export the model with OpenVINO's own operators",
     "TARGET_DEVICE": "this backend runs on the processor; other devices need NVIDIA's backend",
     "RESHAPE_IO_LAYERS": "export the model with these shapes, or with variable dimensions",
@@ -68,24 +73,26 @@ class OpenvinoSettings:
     def from_config(cls, config: Mapping[str, Any]) -> "OpenvinoSettings":
         """Read config.pbtxt. If a value is invalid, raise a ValueError that names the parameter and
         the allowed values."""
-        parameters = given_parameters(config)
-        refuse(parameters, REMOVED)
+        parameters = parameter_texts(config)
+        refuse_parameters(parameters, UNSUPPORTED)
         hinted = "bf16" if _one_of(parameters, "HINT_BF16", ("yes",)) else ""
         # lowercase parameters belong to the clients
         warnings = [
             f"parameter '{name}' has no effect"
             for name in parameters
-            if name.isupper() and name not in (*READ, *TRITONS)
+            if name.isupper() and name not in (*PARAMETERS, *TRITONS)
         ]
-        threads = read(
+        threads = read_parameter(
             parameters, "INFERENCE_NUM_THREADS", _count, 0, "a whole number; 0: the default"
+        )
+        hint = _one_of(parameters, "PERFORMANCE_HINT", HINTS, "latency")
+        streams = read_parameter(
+            parameters, "NUM_STREAMS", _streams, "", "a whole number from 1, AUTO or NUMA"
         )
         return cls(
             threads=threads or default_threads(),
-            hint=_one_of(parameters, "PERFORMANCE_HINT", HINTS, "latency").upper(),
-            streams=read(
-                parameters, "NUM_STREAMS", _streams, "", "a whole number from 1, AUTO or NUMA"
-            ),
+            hint=hint.upper(),
+            streams=streams,
             precision=_one_of(parameters, "INFERENCE_PRECISION_HINT", PRECISIONS, hinted),
             warnings=tuple(warnings),
         )
@@ -104,15 +111,15 @@ class OpenvinoSettings:
         if self.streams:
             properties["NUM_STREAMS"] = self.streams
         if self.precision:
-            properties["INFERENCE_PRECISION_HINT"] = (
-                "f32" if self.lacks(capabilities) else self.precision
-            )
+            precision = "f32" if self.lacks_precision(capabilities) else self.precision
+            properties["INFERENCE_PRECISION_HINT"] = precision
         return properties
 
-    def lacks(self, capabilities: list[str]) -> bool:
+    def lacks_precision(self, capabilities: list[str]) -> bool:
         """Return whether the processor has no instructions for the requested precision, which would
         then be slower than f32."""
-        return CAPABILITIES.get(self.precision, "") not in ("", *capabilities)
+        needed = CAPABILITIES.get(self.precision)
+        return needed is not None and needed not in capabilities
 
 
 def _one_of(
@@ -120,9 +127,13 @@ def _one_of(
 ) -> str:
     """Return the parameter's value in lower case, or `default` if it is not set. Raise ValueError
     if it is not one of the `allowed` values."""
-    known = {text: text for text in allowed}
-    text = read(parameters, name, lambda text: known[text.lower()], default, ", ".join(allowed))
-    return str(text)
+
+    def parse(text: str) -> str:
+        if text.lower() not in allowed:
+            raise ValueError(text)
+        return text.lower()
+
+    return str(read_parameter(parameters, name, parse, default, ", ".join(allowed)))
 
 
 def _count(text: str) -> int:
@@ -132,35 +143,36 @@ def _count(text: str) -> int:
 
 
 def _streams(text: str) -> str:
+    """Return AUTO, NUMA or a number above 0, as text. Raise ValueError for any other text."""
     if text.upper() in ("AUTO", "NUMA") or _count(text) > 0:
         return text.upper()
     raise ValueError(text)
 
 
-def root() -> Path:
+def cache_root() -> Path:
     """Return the folder for this container's compiled models."""
     return Path(os.environ.get("TMPDIR") or "/tmp") / "serve-engines/openvino"
 
 
 @contextmanager
-def opened(model: str, version: str) -> Iterator[Path]:
+def locked_cache(model: str, version: str) -> Iterator[Path]:
     """Yield the cache folder of one version of a model, locked against other instances. If the
     `with` block succeeds, remove compiled models that are no longer needed. Raise OSError if the
     folder cannot be locked or changed."""
-    own(root().parent)
-    folder = root() / quote(model, safe="") / version
+    ensure_private(cache_root().parent)
+    folder = cache_root() / quote(model, safe="") / version
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     handle = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)
-        before = blobs(folder)
+        before = compiled_models(folder)
         yield folder
-        _tidy(folder, before)
+        _remove_unneeded(before, new=compiled_models(folder) - before)
     finally:
         os.close(handle)
 
 
-def own(folder: Path) -> None:
+def ensure_private(folder: Path) -> None:
     """Create the folder if it does not exist. Raise PermissionError if others may write to it."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     status = folder.stat()
@@ -170,24 +182,24 @@ def own(folder: Path) -> None:
         )
 
 
-def blobs(folder: Path) -> set[Path]:
+def compiled_models(folder: Path) -> set[Path]:
     """Return the compiled models under a folder."""
     return set(folder.rglob("*.blob"))
 
 
-def _tidy(folder: Path, before: set[Path]) -> None:
-    """If there is a new compiled model of this version, remove the earlier ones; otherwise mark
-    them as used. Then remove the least recently used compiled models in the whole cache, but no new
-    one, until the cache is within its limit."""
-    new = blobs(folder) - before
+def _remove_unneeded(before: set[Path], new: set[Path]) -> None:
+    """If there are `new` compiled models of this version, remove those of `before`; otherwise mark
+    those as used. Then remove the least recently used compiled models in the whole cache, but no
+    new one, until the cache is within its limit."""
     for old in before:
         if new:
             old.unlink(missing_ok=True)
         else:
             os.utime(old)
-    stats = {path: path.stat() for path in blobs(root())}
+    stats = {path: path.stat() for path in compiled_models(cache_root())}
+    latest_first = sorted(stats, key=lambda path: stats[path].st_mtime, reverse=True)
     total = 0
-    for path in sorted(stats, key=lambda path: -stats[path].st_mtime):
+    for path in latest_first:
         total += stats[path].st_size
         if total > LIMIT_BYTES and path not in new:
             path.unlink(missing_ok=True)

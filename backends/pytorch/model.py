@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import naming  # Triton's stub puts this folder on its path
-from instance import Instance, Texts, needs
+from instance import Instance, Texts, explain_missing
 
 REMEDY = "pip install torch there (a CPU build is enough without a GPU), or serve the model as ONNX"
 
 
 def complete(config: dict[str, Any], _folder: Path) -> dict[str, Any]:
-    """Raise ValueError if config.pbtxt is not complete, because a TorchScript file contains
+    """Return `config`. Raise ValueError if it is not complete, because a TorchScript file contains
     neither shapes nor datatypes."""
     naming.check(config)
     return config
@@ -34,6 +34,6 @@ class TritonPythonModel(Instance):  # type: ignore[misc]  # mypy finds no base c
         """Load the module. Raise ValueError if it is invalid or does not match config.pbtxt,
         FileNotFoundError if it is missing, and ModuleNotFoundError if PyTorch is; the load then
         fails."""
-        with needs("the platform pytorch_libtorch needs PyTorch", REMEDY):
+        with explain_missing("the platform pytorch_libtorch needs PyTorch", REMEDY):
             from torch_instance import TorchInstance
         self.batcher = TorchInstance(json.loads(args["model_config"]), args).batcher

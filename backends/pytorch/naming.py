@@ -25,7 +25,7 @@ PARAMETERS = (  # the parameters in config.pbtxt, which torch_settings.py reads
     "INTER_OP_THREAD_COUNT",
     "INTRA_OP_THREAD_COUNT",
 )
-REMOVED = {  # NVIDIA's parameters that this backend does not support -> what to do instead
+UNSUPPORTED = {  # NVIDIA's parameters that this backend does not support -> what to do instead
     "ENABLE_WEIGHT_SHARING": "take one instance with more threads (INTRA_OP_THREAD_COUNT), which "
     "has the weights once"
 }
@@ -38,7 +38,7 @@ def input_positions(names: Sequence[str], arguments: Sequence[str]) -> dict[str,
     if set(names) <= set(arguments):
         positions = {name: arguments.index(name) for name in names}
     else:
-        positions = _by_index(names) or {name: position for position, name in enumerate(names)}
+        positions = _by_index(names) or _by_order(names)
     if sorted(positions.values()) != list(range(len(arguments))):
         raise ValueError(
             f"the configuration has the inputs {', '.join(names)}, but the model's forward "
@@ -50,7 +50,7 @@ def input_positions(names: Sequence[str], arguments: Sequence[str]) -> dict[str,
 
 def output_positions(names: Sequence[str]) -> dict[str, int]:
     """Return {output: position in the results of forward()}."""
-    return _by_index(names) or {name: position for position, name in enumerate(names)}
+    return _by_index(names) or _by_order(names)
 
 
 def _by_index(names: Sequence[str]) -> dict[str, int]:
@@ -59,6 +59,10 @@ def _by_index(names: Sequence[str]) -> dict[str, int]:
     if not all(map(str.isdecimal, texts.values())):
         return {}
     return {name: int(text) for name, text in texts.items()}
+
+
+def _by_order(names: Sequence[str]) -> dict[str, int]:
+    return {name: position for position, name in enumerate(names)}
 
 
 def input_names(config: Config) -> list[str]:
@@ -89,9 +93,10 @@ def _check_entry(side: str, entry: Config, batching: bool) -> None:
             f"{side} '{entry['name']}' is {datatype}; it must be one of: {', '.join(DATATYPES)}"
         )
     dims = entry["reshape"].get("shape", []) if "reshape" in entry else entry["dims"]
-    if datatype == "STRING" and len(dims) + batching != 1:
+    rank = len(dims) + 1 if batching else len(dims)
+    if datatype == "STRING" and rank != 1:
         raise ValueError(
             f"{side} '{entry['name']}' is a list of strings, which has one dimension, not "
-            f"{len(dims) + batching}: "
+            f"{rank}: "
             "write dims: [ 1 ] reshape { shape: [ ] } for a model with batches"
         )

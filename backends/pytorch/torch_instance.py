@@ -30,7 +30,7 @@ class TorchInstance:
         merge = merge_of(config)
         strings = {name for name, kind in self.datatypes.items() if kind == "TYPE_STRING"}
         read = partial(read_request, outputs=self.outputs, strings=strings)
-        self.batcher = Batcher(read, partial(run_merged, self._run, merge), merge)
+        self.batcher = Batcher(read, partial(run_merged, self._run_model, merge), merge)
         pb_utils.Logger.log_info(f"{args['model_instance_name']}: {self.device}, {self.settings}")
 
     def _name_tensors(self, config: instance.Config) -> None:
@@ -46,11 +46,11 @@ class TorchInstance:
             entry["name"]: entry["data_type"] for entry in (*config["input"], *config["output"])
         }
 
-    def _run(self, feed: Arrays, names: Sequence[str]) -> Arrays:
-        values = {name: self._value(array) for name, array in feed.items()}
+    def _run_model(self, feed: Arrays, names: Sequence[str]) -> Arrays:
+        values = {name: self._to_value(array) for name, array in feed.items()}
         with self.settings.running():
             results = self._forward(values)
-        arrays = {name: self._array(name, results) for name in names}
+        arrays = {name: self._to_array(name, results) for name in names}
         if self.settings.cache_cleaning and self.device.type == "cuda":
             torch.cuda.empty_cache()
         return arrays
@@ -63,15 +63,15 @@ class TorchInstance:
             result = self.module(*[values[name] for name in names])
         return result if isinstance(result, tuple) else (result,)
 
-    def _value(self, array: Array) -> Any:
+    def _to_value(self, array: Array) -> Any:
         """Convert an array to a tensor on the instance's device, or to a list of strings."""
         if array.dtype == np.object_:
             return array.tolist()
         return torch.from_numpy(array).to(self.device)
 
-    def _array(self, name: str, results: Sequence[Any]) -> Array:
-        """Return the output called `name`. Raise ValueError if forward() did not return what
-        config.pbtxt declares."""
+    def _to_array(self, name: str, results: Sequence[Any]) -> Array:
+        """Return the output called `name` as an array. Raise ValueError if forward() did not return
+        what config.pbtxt declares."""
         index = self.outputs[name]
         if index >= len(results):
             raise ValueError(
@@ -91,9 +91,7 @@ class TorchInstance:
         # Copy the result, because the module may reuse its memory in the next run, before this
         # response has been sent.
         copied = result.clone(memory_format=torch.contiguous_format)
-        return self._checked(name, copied.cpu().numpy())
-
-    def _checked(self, name: str, array: Array) -> Array:
+        array = copied.cpu().numpy()
         expected = pb_utils.triton_string_to_numpy(self.datatypes[name])
         if array.dtype != expected:
             raise ValueError(

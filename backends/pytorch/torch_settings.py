@@ -1,5 +1,5 @@
 """Reads the `parameters` in config.pbtxt, which have the same names and meanings as in NVIDIA's
-backend (pytorch_backend, README.md), and refuses those in REMOVED."""
+backend (pytorch_backend, README.md), and refuses those in UNSUPPORTED."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,12 +10,12 @@ from instance import (
     Config,
     Texts,
     default_threads,
-    given_parameters,
+    parameter_texts,
     parse_bool,
-    read,
-    refuse,
+    read_parameter,
+    refuse_parameters,
 )  # Triton's stub puts this folder on its path
-from naming import REMOVED
+from naming import UNSUPPORTED
 
 ALLOWED = "true, false, 1, 0"
 # options of TorchScript's executor, which have PyTorch's defaults unless config.pbtxt sets them
@@ -43,8 +43,8 @@ class TorchSettings:
     def from_config(cls, config: Config) -> "TorchSettings":
         """Read config.pbtxt. If a value is invalid, raise a ValueError that names the parameter and
         the allowed values."""
-        parameters = given_parameters(config)
-        refuse(parameters, REMOVED)
+        parameters = parameter_texts(config)
+        refuse_parameters(parameters, UNSUPPORTED)
         threads = _threads(parameters, "INTRA_OP_THREAD_COUNT")
         return cls(
             inference_mode=_boolean(parameters, "INFERENCE_MODE", True),
@@ -66,7 +66,8 @@ class TorchSettings:
             torch.set_num_interop_threads(self.inter_op_threads)
         torch.backends.cudnn.enabled = self.cudnn
         for name, value in self.switches:
-            getattr(torch._C, SWITCHES[name])(value)
+            set_option = getattr(torch._C, SWITCHES[name])
+            set_option(value)
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -78,8 +79,9 @@ class TorchSettings:
 
 
 def _boolean(parameters: Texts, name: str, default: bool) -> bool:
-    return bool(read(parameters, name, parse_bool, default, ALLOWED))
+    return bool(read_parameter(parameters, name, parse_bool, default, ALLOWED))
 
 
 def _threads(parameters: Texts, name: str) -> int:
-    return int(read(parameters, name, int, 0, "a whole number; 0 or less: the default"))
+    allowed = "a whole number; 0 or less: the default"
+    return int(read_parameter(parameters, name, int, 0, allowed))

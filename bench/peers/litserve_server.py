@@ -36,8 +36,8 @@ class ModelAPI(litserve.LitAPI):  # type: ignore[misc]
 
 
 def api(name: str) -> ModelAPI:
-    size, wait = BATCHED.get(name, (1, 0.0))
-    return ModelAPI(max_batch_size=size, batch_timeout=wait, api_path=f"/{name}")
+    size, seconds = BATCHED.get(name, (1, 0.0))
+    return ModelAPI(max_batch_size=size, batch_timeout=seconds, api_path=f"/{name}")
 
 
 if __name__ == "__main__":

@@ -10,6 +10,9 @@ between them is quantized.
 In other models, ONNX Runtime's quantizer makes every operator that it supports, mainly the matrix
 products, dynamic INT8. For OpenVINO, which has no fast kernel for dynamic INT8, MatMul becomes
 static, calibrated INT8.
+
+Weights have 7 bits (the quantizer's `reduce_range`). A processor without VNNI adds two products of
+UINT8 and INT8 in an INT16, which 8-bit weights can overflow: 2 * 255 * 127 is more than 32,767.
 """
 
 import logging
@@ -121,6 +124,7 @@ def _static(
         nodes_to_exclude=excluded,
         activation_type=QuantType.QUInt8,
         weight_type=QuantType.QInt8,  # x86 multiplies UINT8 by INT8 fastest
+        reduce_range=True,  # 7-bit weights
         extra_options={"OpTypesToExcludeOutputQuantization": inputs_only},
     )
 
@@ -157,7 +161,7 @@ def _dynamic(source: Path, target: Path) -> None:
             "image-classification or object-detection its convolutions are quantized"
         )
     _copy_shared_matrices(source)
-    quantize_dynamic(str(source), str(target), per_channel=True)
+    quantize_dynamic(str(source), str(target), per_channel=True, reduce_range=True)
 
 
 def _copy_shared_matrices(path: Path) -> None:

@@ -29,7 +29,7 @@ from build_engines.families.family import Family, Head
 from build_engines.families.text_checkpoint import TO_TENSORS
 from build_engines.request import Request
 from build_engines.weights import CHECKPOINT, TENSORS, Weights
-from clients import FACES
+from clients import CLIENT_ALIASES
 from serving.clients import client_names
 
 # if no client is named, the first of these families that takes the weights builds them
@@ -47,7 +47,7 @@ FAMILIES = (
 
 def family_of(client: str) -> Family | None:
     """Return the family of one of this project's clients ("": no client), or None for others."""
-    name = FACES.get(client, client)
+    name = CLIENT_ALIASES.get(client, client)
     return next((family for family in FAMILIES if family.client == name), None)
 
 

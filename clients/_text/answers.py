@@ -91,27 +91,30 @@ class QuestionAnswering(Task):
         if self.outputs == TWO_OUTPUTS:
             starts, ends = (outputs[name].astype(np.float32, copy=False) for name in TWO_OUTPUTS)
             return starts, ends
-        logits = self.read(outputs)
+        logits = self.first_output(outputs)
         return logits[..., 0], logits[..., 1]
 
     def _answers(self, context: str, windows: Sequence[Any], parameters: Values) -> Predictions:
-        answers: dict[str, dict[str, Any]] = {}
+        """Return the best answers in a context. A window is (encoding, logits of starts, logits of
+        ends). The scores of answers with the same text are added up."""
+        answers: dict[str, dict[str, Any]] = {}  # by text in lower case
         no_answer = 1.0  # the probability that there is no answer: the lowest of all windows
         top_k = parameters["top_k"]
-        aligned = parameters["align_to_words"]
-        # several spans of tokens may cover the same words
-        count = top_k * 2 + 10 if aligned else top_k
+        are_words = parameters["align_to_words"]
+        # several spans of tokens may cover the same words; the number is that of transformers
+        count = top_k * 2 + 10 if are_words else top_k
         for encoding, start, end in windows:
             check_time()
             offsets = encoding.offsets  # each access builds a new list
             starts, ends = self._probabilities(encoding, start, end)
+            # the first token, [CLS], stands for no answer
             no_answer = min(no_answer, float(starts[0] * ends[0]))
             starts[0] = ends[0] = 0.0
             for first, last, score in _spans(starts, ends, count, parameters):
                 begin = offsets[first][0]
                 stop = offsets[last][1]
-                if aligned:
-                    begin, stop = _words(encoding, first, last) or (begin, stop)
+                if are_words:
+                    begin, stop = _whole_words(encoding, first, last) or (begin, stop)
                 text = context[begin:stop]
                 answer = answers.setdefault(
                     text.lower(), {"answer": text, "score": 0.0, "start": begin, "end": stop}
@@ -152,11 +155,13 @@ def _spans(
     return spans
 
 
-def _words(encoding: Encoding, first: int, last: int) -> tuple[int, int] | None:
+def _whole_words(encoding: Encoding, first: int, last: int) -> tuple[int, int] | None:
     """Extend an answer to whole words. Return its start and end in the context, or None if the
     first or last token is not part of a word."""
     words: list[Any] = [encoding.token_to_word(token) for token in (first, last)]
     if None in words:
         return None
+    # 1 is the context, the second text of the pair
     spans: list[Any] = [encoding.word_to_chars(word, 1) for word in words]
-    return spans[0][0], spans[1][1]
+    (start, _), (_, end) = spans
+    return start, end

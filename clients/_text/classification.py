@@ -6,7 +6,7 @@ from itertools import chain
 from typing import Any
 
 from clients._labels import scores_output
-from clients._text.task import Fields, Predictions, Task, as_text, label
+from clients._text.task import Fields, Predictions, Task, label, text_or_pair
 from clients._text.tokenizer import TextTokenizer
 from clients.base import (
     ACTIVATIONS,
@@ -69,36 +69,40 @@ class TextClassification(Task):
         problem = self.tokenizer.config.get("problem_type")
         if problem == "regression":
             return "none"
-        single = 1 in (len(self.names), self.output.shape[-1])
-        return "sigmoid" if single or problem == "multi_label_classification" else "softmax"
+        if problem == "multi_label_classification":
+            return "sigmoid"
+        is_single = 1 in (len(self.names), self.output.shape[-1])
+        return "sigmoid" if is_single else "softmax"
 
     def tokens(self, instances: Instances, parameters: Values) -> Tensors:
-        return super().tokens([as_text(instance) for instance in instances], parameters)
+        return super().tokens([text_or_pair(instance) for instance in instances], parameters)
 
     def predict(
         self, outputs: Tensors, inputs: Tensors, instances: Instances, parameters: Values
     ) -> Predictions:
         """Return the most likely classes of each text, from logits [n, labels]."""
-        scores = _activated(self.read(outputs), parameters, self.function)
+        scores = _activated(self.first_output(outputs), parameters, self.function)
+        return [{"classes": self._classes(row, parameters["top_k"])} for row in scores]
+
+    def _classes(self, scores: Array, count: int) -> list[dict[str, Any]]:
         return [
-            {
-                "classes": [
-                    {"label": label(self.names, index), "class_id": index, "score": score}
-                    for index, score in best(row, parameters["top_k"])
-                ]
-            }
-            for row in scores
+            {"label": label(self.names, index), "class_id": index, "score": score}
+            for index, score in best(scores, count)
         ]
 
 
-def _activated(logits: Array, parameters: Values, auto: str) -> Array:
+def _activated(logits: Array, parameters: Values, own: str) -> Array:
     """Apply the function that the request names or, if that is "auto", the model's own."""
     function = parameters["function_to_apply"]
-    return ACTIVATIONS[auto if function == "auto" else function](logits)
+    if function == "auto":
+        function = own
+    return ACTIVATIONS[function](logits)
 
 
 def _template(value: Any) -> str:
-    if not isinstance(value, str) or len(value) > LONGEST_TEMPLATE or value.count(HOLE) != 1:
+    if not isinstance(value, str):
+        raise ValueError(value)
+    if len(value) > LONGEST_TEMPLATE or value.count(HOLE) != 1:
         raise ValueError(value)
     return value
 
@@ -146,6 +150,7 @@ class ZeroShotClassification(Task):
         self.contradiction = -1 if self.entailment == 0 else 0
 
     def rows(self, instance: Any) -> int:
+        # a text without labels takes those of the parameters, which are not known here
         return 1 if isinstance(instance, str) else len(instance["candidate_labels"])
 
     def length(self, instance: Any, parameters: Values) -> int:
@@ -163,12 +168,12 @@ class ZeroShotClassification(Task):
             for index, instance in enumerate(instances)
         ]
         every = list(chain.from_iterable(labels))
-        length = len(every) * len(template) + len("".join(every))
+        length = len(every) * len(template) + sum(map(len, every))
         check_count(length, MOST_MADE, "characters of hypotheses", "send fewer or shorter labels")
         groups = []
         for instance, own in zip(instances, labels, strict=True):
             text = instance if isinstance(instance, str) else instance["text"]
-            groups.append([(text, template.replace(HOLE, label)) for label in own])
+            groups.append([(text, template.replace(HOLE, name)) for name in own])
         try:
             return self.encode_groups(groups)
         except ServingError:  # TooLate or DecodingError
@@ -195,24 +200,24 @@ class ZeroShotClassification(Task):
         self, outputs: Tensors, inputs: Tensors, instances: Instances, parameters: Values
     ) -> Predictions:
         """Return the labels of each instance with their scores, from logits [rows, 3]."""
-        logits = self.read(outputs)
+        logits = self.first_output(outputs)
         predictions = []
         for number, instance in enumerate(instances):
             labels = self._candidates(number, instance, parameters)
-            scores = self._scores(logits[inputs["owners"] == number], parameters["multi_label"])
-            ranked = best(scores, len(labels))
+            own = logits[inputs["owners"] == number]
+            scores = self._scores(own, parameters["multi_label"])
             classes = [
                 {"label": labels[index], "class_id": index, "score": score}
-                for index, score in ranked
+                for index, score in best(scores, len(labels))
             ]
             predictions.append({"classes": classes})
         return predictions
 
-    def _scores(self, logits: Array, several: bool) -> Array:
-        """Return the score of each label of a text. If `several` may be true, or there is only one
-        label, compare a label's entailment with its contradiction; otherwise, with the entailment
-        of the other labels."""
-        if several or len(logits) == 1:
+    def _scores(self, logits: Array, multi_label: bool) -> Array:
+        """Return the score of each label of a text. If several labels may be true, or there is only
+        one, compare a label's entailment with its contradiction; otherwise, with the entailment of
+        the other labels."""
+        if multi_label or len(logits) == 1:
             columns = [self.contradiction, self.entailment]
             return softmax(logits[:, columns])[:, 1]
         return softmax(logits[:, self.entailment])
@@ -257,14 +262,17 @@ class TextRanking(Task):
             raise InvalidRequest("parameter 'activation': text-ranking takes auto, sigmoid or none")
         if activation != "auto":
             return activation
-        config, own = self.tokenizer.config, self.tokenizer.sentence_transformers
-        written = own.get("activation_fn")
-        written = written or (config.get("sentence_transformers") or {}).get("activation_fn")
-        written = written or config.get("sbert_ce_default_activation_function") or "Sigmoid"
-        name = str(written).rpartition(".")[2]
+        config = self.tokenizer.config
+        functions = (
+            self.tokenizer.sentence_transformers.get("activation_fn"),
+            (config.get("sentence_transformers") or {}).get("activation_fn"),
+            config.get("sbert_ce_default_activation_function"),
+        )
+        function = next(filter(None, functions), "Sigmoid")
+        name = str(function).rpartition(".")[2]
         if name not in CROSS_ENCODERS:
             raise InvalidRequest(
-                f"its files apply {written} to its scores; supported are "
+                f"its files apply {function} to its scores; supported are "
                 f"{', '.join(CROSS_ENCODERS)}: set the parameter 'activation'"
             )
         return CROSS_ENCODERS[name]
@@ -273,6 +281,7 @@ class TextRanking(Task):
         return len(instance["documents"])
 
     def length(self, instance: Mapping[str, Any], parameters: Values) -> int:
+        # the query is repeated for each document
         repeated = (self.rows(instance) - 1) * len(instance["query"])
         return repeated + self.codec.length(instance)
 
@@ -282,11 +291,11 @@ class TextRanking(Task):
         DecodingError for too many documents or characters."""
         groups = []
         for index, instance in enumerate(instances):
-            self._check(index, instance)
+            self._check_size(index, instance)
             groups.append([(instance["query"], document) for document in instance["documents"]])
         return self.encode_groups(groups)
 
-    def _check(self, index: int, instance: Mapping[str, Any]) -> None:
+    def _check_size(self, index: int, instance: Mapping[str, Any]) -> None:
         count = len(instance["documents"])
         if count > MOST_ROWS:
             raise DecodingError(
@@ -307,13 +316,14 @@ class TextRanking(Task):
         self, outputs: Tensors, inputs: Tensors, instances: Instances, parameters: Values
     ) -> Predictions:
         """Return the ranking of each instance's documents from logits [rows, 1]."""
-        scores = _activated(self.read(outputs)[:, 0], parameters, self.function)
+        logits = self.first_output(outputs)[:, 0]
+        scores = _activated(logits, parameters, self.function)
         predictions = []
         for index, instance in enumerate(instances):
             own = scores[inputs["owners"] == index]
+            count = parameters["top_k"] or len(own)
             entries: list[dict[str, Any]] = [
-                {"index": at, "score": score}
-                for at, score in best(own, parameters["top_k"] or len(own))
+                {"index": position, "score": score} for position, score in best(own, count)
             ]
             if parameters["return_documents"]:
                 for entry in entries:

@@ -66,7 +66,7 @@ class Embedding(Task):
             self.outputs = (POOLED,)
         prompts = tokenizer.sentence_transformers
         self.prompts: dict[str, str] = prompts.get("prompts") or {}
-        self.default_prompt = prompts.get("default_prompt_name") or ""
+        self.default_prompt_name = prompts.get("default_prompt_name") or ""
 
     def length(self, instance: str, parameters: Values) -> int:
         return len(self._prompt(parameters)) + len(instance)
@@ -81,9 +81,12 @@ class Embedding(Task):
     def _prompt(self, parameters: Values) -> str:
         """Return the prompt to put before each text: the explicit one, or else the named one, or
         else the model's default, or else "". Raise InvalidRequest for an unknown name."""
-        name = parameters["prompt_name"] or self.default_prompt
-        if isinstance(parameters["prompt"], ExplicitPrompt) or not name:
-            return str(parameters["prompt"])
+        prompt = parameters["prompt"]
+        if isinstance(prompt, ExplicitPrompt):
+            return str(prompt)
+        name = parameters["prompt_name"] or self.default_prompt_name
+        if not name:
+            return ""
         if name not in self.prompts:
             reason = unknown("prompt", name, self.prompts)
             raise InvalidRequest(f"parameter 'prompt_name': {reason}")
@@ -94,7 +97,7 @@ class Embedding(Task):
     ) -> Predictions:
         """Return the vector of each text, from an output [n, sequence, hidden], or [n, hidden] if
         the network pools the tokens itself."""
-        values = self.read(outputs)
+        values = self.first_output(outputs)
         if values.ndim == 3:
             mask = inputs.get("attention_mask", np.ones_like(inputs["input_ids"]))
             values = self._pooled(values, mask)

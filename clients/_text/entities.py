@@ -51,26 +51,27 @@ class TokenClassification(Task):
     def __init__(self, model: Model, tokenizer: TextTokenizer, options: Values) -> None:
         super().__init__(model, tokenizer, options)
         self.names = self.labels()
-        self.unknown = tokenizer.special("unk_token", "[UNK]")[1]
+        self.unknown_id = tokenizer.special("unk_token", "[UNK]")[1]
         # whether a token's spelling shows that it continues a word, such as ##ing
         self.knows_words = bool(
             getattr(tokenizer.tokenizer.model, "continuing_subword_prefix", None)
         )
 
     def rows(self, instance: str) -> int:
+        # a token has about four characters
         return 1 + len(instance) // (4 * self.tokenizer.max_length)
 
     def tokens(self, instances: Sequence[str], parameters: Values) -> Tensors:
         """Return the inputs, and `encodings` and `owners` of their rows (TextTokenizer.windows)."""
         length = self.tokenizer.max_length
         stride = parameters["stride"]
-        return self.tokenizer.windows(instances, length, stride, stride > 0)
+        return self.tokenizer.windows(instances, length, stride, all_windows=stride > 0)
 
     def predict(
         self, outputs: Tensors, inputs: Tensors, instances: Sequence[str], parameters: Values
     ) -> Predictions:
         """Return the entities of each text, from logits [rows, sequence, labels]."""
-        scores = softmax(self.read(outputs))
+        scores = softmax(self.first_output(outputs))
         strategy = parameters["aggregation_strategy"]
         ignored = frozenset(parameters["ignore_labels"])
         windows: list[list[list[Entity]]] = [[] for _ in instances]
@@ -79,9 +80,10 @@ class TokenClassification(Task):
         ):
             check_time()
             text = instances[owner]
-            first = 0 if parameters["stride"] else self.tokenizer.first(text)
+            first = 0 if parameters["stride"] else self.tokenizer.first_character(text)
             entities = self._entities(text, first, encoding, row, strategy)
-            windows[owner].append([entity for entity in entities if entity["label"] not in ignored])
+            kept = [entity for entity in entities if entity["label"] not in ignored]
+            windows[owner].append(kept)
         return [{"entities": _merged(own)} for own in windows]
 
     def _entities(
@@ -90,20 +92,19 @@ class TokenClassification(Task):
         """Return the entities in one window of the text. Characters before `first` were not
         read."""
         tokens = list(self._tokens(text, first, encoding, scores))
-        if strategy in ("first", "average", "max"):
-            tokens = [
-                self._word(group, strategy)
-                for group in _joined(tokens, lambda _, token: token.continues)
-            ]
         if strategy == "none":
             return [
                 _entity(token.tag, token.score, token.text, token.start, token.end)
                 for token in tokens
             ]
-        return [self._group(group) for group in _joined(tokens, _same_kind)]
+        if strategy != "simple":
+            words = _grouped(tokens, lambda _, token: token.continues)
+            tokens = [self._joined_word(word, strategy) for word in words]
+        return [self._joined_entity(group) for group in _grouped(tokens, _are_same_kind)]
 
     def _tokens(self, text: str, first: int, encoding: Encoding, scores: Array) -> Iterable[Token]:
-        """Yield the tokens of the text, without the tokenizer's special tokens."""
+        """Yield the tokens of the text, without the tokenizer's special tokens. Which tokens
+        continue a word is decided as in transformers."""
         pieces = zip(
             encoding.tokens,
             encoding.ids,
@@ -111,18 +112,20 @@ class TokenClassification(Task):
             encoding.special_tokens_mask,
             strict=True,
         )
-        for (piece, number, offsets, special), row in zip(pieces, scores, strict=False):
-            if special:
+        # `scores` also has rows for the padding
+        for (piece, token_id, offsets, is_special), row in zip(pieces, scores, strict=False):
+            if is_special:
                 continue
             start, end = offsets[0] + first, offsets[1] + first
-            unknown = number == self.unknown
+            if token_id == self.unknown_id:
+                yield self._token(text[start:end], row, start, end, continues=False)
+                continue
             if self.knows_words:
                 continues = len(piece) != end - start
             else:
                 around = text[start - 1 : start + 1]
                 continues = start > 0 and " " not in around
-            word = text[start:end] if unknown else piece
-            yield self._token(word, row, start, end, continues and not unknown)
+            yield self._token(piece, row, start, end, continues)
 
     def _token(
         self, text: str, scores: Array, start: int, end: int, continues: bool = False
@@ -138,7 +141,7 @@ class TokenClassification(Task):
             continues,
         )
 
-    def _word(self, tokens: Sequence[Token], strategy: str) -> Token:
+    def _joined_word(self, tokens: Sequence[Token], strategy: str) -> Token:
         """Join the tokens of a word. The word's scores are those of one of the tokens, or the mean
         of all, depending on the strategy."""
         if strategy == "first":
@@ -150,20 +153,19 @@ class TokenClassification(Task):
         text = self.tokenizer.joined([token.text for token in tokens])
         return self._token(text, scores, tokens[0].start, tokens[-1].end)
 
-    def _group(self, tokens: Sequence[Token]) -> Entity:
+    def _joined_entity(self, tokens: Sequence[Token]) -> Entity:
         """Join the tokens of an entity. Its score is the mean of theirs."""
         text = self.tokenizer.joined([token.text for token in tokens])
         score = float(np.mean([token.score for token in tokens]))
-        first = tokens[0]
-        tag = first.tag.split("-", 1)[-1]
-        return _entity(tag, score, text, first.start, tokens[-1].end)
+        label_without_prefix = tokens[0].tag.split("-", 1)[-1]
+        return _entity(label_without_prefix, score, text, tokens[0].start, tokens[-1].end)
 
 
 def _entity(tag: str, score: float, word: str, start: int, end: int) -> Entity:
     return {"label": tag, "score": score, "word": word, "start": start, "end": end}
 
 
-def _joined(tokens: Iterable[Token], joins: Callable[[Token, Token], bool]) -> list[list[Token]]:
+def _grouped(tokens: Iterable[Token], joins: Callable[[Token, Token], bool]) -> list[list[Token]]:
     """Group neighboring tokens. A token joins the group of the token before it if `joins` returns
     true for the two."""
     groups: list[list[Token]] = []
@@ -175,7 +177,7 @@ def _joined(tokens: Iterable[Token], joins: Callable[[Token, Token], bool]) -> l
     return groups
 
 
-def _same_kind(before: Token, token: Token) -> bool:
+def _are_same_kind(before: Token, token: Token) -> bool:
     """Return whether two tokens have tags of the same kind. A tag with the prefix B- starts a new
     group."""
     return not token.tag.startswith("B-") and _kind(token.tag) == _kind(before.tag)
@@ -195,9 +197,9 @@ def _merged(windows: Sequence[list[Entity]]) -> list[Entity]:
         if not merged or entity["start"] >= merged[-1]["end"]:
             merged.append(entity)
         else:
-            merged[-1] = max(merged[-1], entity, key=_weight)
+            merged[-1] = max(merged[-1], entity, key=_length_and_score)
     return merged
 
 
-def _weight(entity: Entity) -> tuple[int, float]:
+def _length_and_score(entity: Entity) -> tuple[int, float]:
     return entity["end"] - entity["start"], entity["score"]

@@ -58,8 +58,8 @@ class FillMask(Task):
         most = int(masks.sum(axis=1).max())
         positions = np.zeros((len(ids), most), np.int64)
         for index, (row, text) in enumerate(zip(masks, instances, strict=True)):
-            found = np.flatnonzero(row)
-            count = len(found)
+            own = np.flatnonzero(row)
+            count = len(own)
             if not count:
                 raise DecodingError(self._missing_mask(text), instance=index)
             if count > self.most_masks:
@@ -67,7 +67,7 @@ class FillMask(Task):
                     f"it has {count} {self.tokenizer.mask}, at most {self.most_masks} are filled"
                 )
                 raise DecodingError(reason, instance=index)
-            positions[index, :count] = found
+            positions[index, :count] = own
         return positions
 
     def _missing_mask(self, text: str) -> str:
@@ -84,7 +84,7 @@ class FillMask(Task):
         targets = self._targets(parameters["targets"])
         top_k = parameters["top_k"]
         predictions = []
-        for ids, logits in zip(inputs["input_ids"], self.read(outputs), strict=True):
+        for ids, logits in zip(inputs["input_ids"], self.first_output(outputs), strict=True):
             positions = np.flatnonzero(ids == self.tokenizer.mask_id)
             if len(positions) * min(top_k, logits.shape[-1]) > MOST_FILLED:
                 raise InvalidRequest(
@@ -109,7 +109,7 @@ class FillMask(Task):
             raise InvalidRequest(
                 f"parameter 'targets': '{strange[0]}' is not a token of the vocabulary"
             )
-        return np.unique(np.array(list(ids.values()))) if ids else None
+        return np.unique(list(ids.values())) if ids else None
 
     def _fill(
         self, ids: Array, position: int, scores: Array, targets: Array | None, top_k: int
@@ -120,16 +120,16 @@ class FillMask(Task):
         is_single = np.count_nonzero(ids == self.tokenizer.mask_id) == 1
         token_ids = np.arange(len(scores)) if targets is None else targets
         results = []
-        for at, score in best(scores[token_ids], top_k):
-            token = int(token_ids[at])
+        for index, score in best(scores[token_ids], top_k):
+            token_id = int(token_ids[index])
             filled = ids.copy()
-            filled[position] = token
-            kept = filled[filled != self.tokenizer.pad_id].tolist()
+            filled[position] = token_id
+            without_padding = filled[filled != self.tokenizer.pad_id].tolist()
             result = {
-                "token": self.tokenizer.decode([token], skip_special_tokens=False),
-                "token_id": token,
+                "token": self.tokenizer.decode([token_id], skip_special_tokens=False),
+                "token_id": token_id,
                 "score": score,
-                "sequence": self.tokenizer.decode(kept, skip_special_tokens=is_single),
+                "sequence": self.tokenizer.decode(without_padding, skip_special_tokens=is_single),
             }
             results.append(result)
         return results

@@ -60,8 +60,10 @@ class Task(ABC):
         instance. `owners` [rows] contains the index of the instance to which each row belongs.
         `num_tokens` [instances] counts the tokens of each instance's longest row before truncation.
         `truncated` [instances] says whether that row was cut."""
-        owners = np.repeat(np.arange(len(groups)), list(map(len, groups)))
-        tensors = self.tokenizer.encode(list(chain.from_iterable(groups)), owners.tolist())
+        sizes = [len(group) for group in groups]
+        owners = np.repeat(np.arange(len(groups)), sizes)
+        texts = list(chain.from_iterable(groups))
+        tensors = self.tokenizer.encode(texts, owners.tolist())
         counts = np.zeros(len(groups), np.int64)
         np.maximum.at(counts, owners, tensors["num_tokens"])
         truncated = counts > self.tokenizer.max_length
@@ -73,7 +75,7 @@ class Task(ABC):
     ) -> Predictions:
         """Return a prediction for each instance. `inputs` is what `tokens` returned."""
 
-    def read(self, outputs: Tensors) -> Array:
+    def first_output(self, outputs: Tensors) -> Array:
         """Return the first of the task's outputs, as FP32."""
         return outputs[self.outputs[0]].astype(np.float32, copy=False)
 
@@ -102,10 +104,10 @@ class Fields(TextCodec):
         self.required = required
         self.lists = lists
         self.keys: tuple[str, ...] = (*required, *optional)
-        self.plain = required == ("text",)
-        shown = {key: ["…"] if key in lists else "…" for key in self.keys}
-        self.expected = json.dumps(shown, ensure_ascii=False)
-        if self.plain:
+        self.may_be_string = required == ("text",)
+        pattern = {key: ["…"] if key in lists else "…" for key in self.keys}
+        self.expected = json.dumps(pattern, ensure_ascii=False)
+        if self.may_be_string:
             self.expected = f"a string, or {self.expected}"
 
     def open(self, data: bytes, limits: Limits) -> Any:
@@ -116,13 +118,15 @@ class Fields(TextCodec):
         if text.lstrip().startswith("{"):
             with suppress(ValueError):
                 value = read_json(data)
-        is_object = "text" in value and value.keys() <= set(self.keys)
-        return text if self.plain and not is_object else self.open_json(value, limits)
+        is_instance = "text" in value and value.keys() <= set(self.keys)
+        if self.may_be_string and not is_instance:
+            return text
+        return self.open_json(value, limits)
 
     def open_json(self, value: Any, limits: Limits) -> Any:
         """Return a string, or a dict of texts. Raise DecodingError for an unknown or missing key,
         or a value of the wrong type."""
-        if self.plain and isinstance(value, str):
+        if self.may_be_string and isinstance(value, str):
             return value
         is_complete = isinstance(value, dict) and value.keys() >= set(self.required)
         if not is_complete:
@@ -130,18 +134,21 @@ class Fields(TextCodec):
         if strange := sorted(value.keys() - set(self.keys)):
             raise DecodingError(unknown("key", strange[0], self.keys))
         for key, content in value.items():
-            self._check(key, content)
-        if self.plain and len(value) == 1:
+            self._check_value(key, content)
+        if self.may_be_string and len(value) == 1:
             return value["text"]
         return dict(value)
 
     def length(self, opened: Any) -> int:
         if isinstance(opened, str):
             return len(opened)
-        texts = (value if isinstance(value, list) else [value] for value in opened.values())
-        return sum(map(len, chain.from_iterable(texts)))
+        count = 0
+        for value in opened.values():
+            texts = value if isinstance(value, list) else [value]
+            count += sum(map(len, texts))
+        return count
 
-    def _check(self, key: str, value: Any) -> None:
+    def _check_value(self, key: str, value: Any) -> None:
         texts = [value]
         expected = "a string"
         if key in self.lists:
@@ -151,10 +158,10 @@ class Fields(TextCodec):
             raise DecodingError(f"expected {expected}, got {describe(value)}", field=key)
 
 
-def as_text(instance: str | Mapping[str, str]) -> str | tuple[str, str]:
+def text_or_pair(instance: str | Mapping[str, str]) -> Text:
     """Return a text, or the pair of a text and its `text_pair`. As in transformers, an empty
     `text_pair` counts as none."""
     if isinstance(instance, str):
         return instance
-    pair = instance.get("text_pair")
-    return (instance["text"], pair) if pair else instance["text"]
+    text, second = instance["text"], instance.get("text_pair")
+    return (text, second) if second else text

@@ -166,16 +166,17 @@ class TextTokenizer:
         higher than max_length. Raise DecodingError for a text without tokens, because the model's
         answer would mean nothing.
         """
+        if owners is None:
+            owners = range(len(texts))
         rows = []
         counts = []
         measured: Measured = {}
         for portion in self._portions(texts):
             check_time()
             parts = [self._parts(text, self.max_characters) for text in portion]
-            read = [self._shortened(part, measured) for part in parts]
-            for encoding, part, text in zip(
-                self.tokenizer.encode_batch_fast(read), parts, portion, strict=True
-            ):
+            shortened = [self._shortened(part, measured) for part in parts]
+            encodings = self.tokenizer.encode_batch_fast(shortened)
+            for encoding, part, text in zip(encodings, parts, portion, strict=True):
                 count = len(encoding)
                 if encoding.overflowing:
                     count = self._count(encoding, part, measured)
@@ -183,9 +184,8 @@ class TextTokenizer:
                     count = max(count, self.max_length + 1)
                 counts.append(count)
                 rows.append((encoding.ids, encoding.type_ids))
-        return self._padded(rows, owners or range(len(texts)), self.max_length) | {
-            "num_tokens": np.array(counts, np.int64)
-        }
+        tensors = self._padded(rows, owners, self.max_length)
+        return tensors | {"num_tokens": np.array(counts, np.int64)}
 
     def part(self, text: str, length: int) -> str:
         """Return the first `length` characters of a text, or the last ones if texts are truncated
@@ -199,8 +199,8 @@ class TextTokenizer:
         first, second = text
         return self.part(first, length), self.part(second, length)
 
-    def first(self, text: str) -> int:
-        """Return the index of the first character of a text that is read."""
+    def first_character(self, text: str) -> int:
+        """Return the index of the first character of a text that `encode` reads."""
         if self.direction != "left":
             return 0
         return max(len(text) - self.max_characters, 0)
@@ -214,7 +214,7 @@ class TextTokenizer:
         for text in texts:
             part = self._parts(text, self.max_characters + 1)
             portion.append(part)
-            characters += len("".join(part))
+            characters += _characters(part)
             if characters >= PORTION:
                 yield portion
                 portion = []
@@ -239,30 +239,34 @@ class TextTokenizer:
         tokens as the model takes. `measured` caches both, because many pairs may share a text."""
         if text not in measured:
             check_time()
-            encoding = self._encoded(text, special=False)
-            more = encoding.overflowing
+            encoding = self._encoded(text, add_special_tokens=False)
+            more = encoding.overflowing  # each has as many tokens as the model takes, or fewer
+            count = len(encoding) + sum(map(len, more))
             part = text
             if more and self.direction == "left":
-                part = text[more[0].offsets[0][0] :]
+                start = more[0].offsets[0][0]
+                part = text[start:]
             elif more:
-                part = text[: more[0].offsets[-1][1]]
-            measured[text] = len(encoding) + sum(map(len, more)), part
+                end = more[0].offsets[-1][1]
+                part = text[:end]
+            measured[text] = count, part
         return measured[text]
 
-    def _encoded(self, text: Text, special: bool = True) -> Encoding:
+    def _encoded(self, text: Text, add_special_tokens: bool = True) -> Encoding:
         """Return the tokens of one text or pair. The library's `encode` would hold the GIL for 0.4
         s if the text has 260,000 characters; `encode_batch` releases it."""
-        (encoding,) = self.tokenizer.encode_batch([text], add_special_tokens=special)
+        (encoding,) = self.tokenizer.encode_batch([text], add_special_tokens=add_special_tokens)
         return encoding
 
     def _count(self, encoding: Encoding, text: Text, measured: Measured) -> int:
-        """Count the tokens of a text or pair that was truncated."""
-        special = self.tokenizer.num_special_tokens_to_add(not isinstance(text, str))
-        if isinstance(text, str):
-            more = sum(len(overflow) - special for overflow in encoding.overflowing)
-            return len(encoding) + more
-        # the windows of a pair overlap
-        return special + sum(self._measure(half, measured)[0] for half in text)
+        """Return how many tokens a text or pair had before it was truncated to `encoding`."""
+        is_pair = not isinstance(text, str)
+        special_tokens = self.tokenizer.num_special_tokens_to_add(is_pair)
+        if is_pair:
+            # the windows of a pair overlap, so they cannot be counted
+            return special_tokens + sum(self._measure(half, measured)[0] for half in text)
+        more = sum(len(window) - special_tokens for window in encoding.overflowing)
+        return len(encoding) + more
 
     def _padded(
         self, rows: Sequence[tuple[list[int], list[int]]], owners: Sequence[int], limit: int
@@ -286,11 +290,11 @@ class TextTokenizer:
         return {"input_ids": tokens, "attention_mask": mask, "token_type_ids": types}
 
     def windows(
-        self, texts: Sequence[Text], length: int, stride: int, every: bool = True
+        self, texts: Sequence[Text], length: int, stride: int, all_windows: bool = True
     ) -> Tensors:
         """Cut texts into windows of `length` tokens. In a pair, only the second text is cut, and
         each window begins with the first text. Neighboring windows share `stride` tokens. Return
-        the rows of all windows, or of only each text's first window if `every` is false.
+        the rows of all windows, or of only each text's first window if `all_windows` is false.
 
         Besides the inputs, return `encodings` [rows], `owners` [rows] (the index of the text to
         which each row belongs), `num_tokens` and `truncated` [n texts]. Raise DecodingError for a
@@ -304,32 +308,36 @@ class TextTokenizer:
         for index, text in enumerate(texts):
             check_time()
             try:
-                cut, count = self._cut(text, length, stride, every)
+                cut, count = self._cut(text, length, stride, all_windows)
             except ValueError as err:
                 raise DecodingError(str(err), instance=index) from err
             counts.append(count)
-            used = cut if every else cut[:1]
-            if index and len(encodings) + len(used) > MOST_ROWS:
+            used = cut if all_windows else cut[:1]
+            # a first text alone has at most MOST_ROWS windows (_cut)
+            if index > 0 and len(encodings) + len(used) > MOST_ROWS:
                 raise TooManyRows(index)
             truncated.append(len(cut) > len(used))
             encodings += used
             owners += [index] * len(used)
-        held = np.empty(len(encodings), np.object_)
-        held[:] = encodings
-        return self._padded([(row.ids, row.type_ids) for row in encodings], owners, length) | {
-            "encodings": held,
+        array = np.empty(len(encodings), np.object_)
+        array[:] = encodings
+        rows = [(encoding.ids, encoding.type_ids) for encoding in encodings]
+        return self._padded(rows, owners, length) | {
+            "encodings": array,
             "owners": np.array(owners),
             "num_tokens": np.array(counts),
             "truncated": np.array(truncated),
         }
 
-    def _cut(self, text: Text, length: int, stride: int, every: bool) -> tuple[list[Encoding], int]:
+    def _cut(
+        self, text: Text, length: int, stride: int, all_windows: bool
+    ) -> tuple[list[Encoding], int]:
         """Return the windows of a text, and its number of tokens. Raise ValueError if there are too
         many characters or windows, or if a window has too little room for the text."""
-        if isinstance(text, str) and not every:
+        if isinstance(text, str) and not all_windows:
             text = self.part(text, self.max_characters)
-        characters = len("".join(text))
-        if every and characters > PORTION:
+        characters = _characters(text)
+        if all_windows and characters > PORTION:
             raise ValueError(
                 f"it has {characters} characters, at most {PORTION} are read: send it in parts"
             )
@@ -337,19 +345,19 @@ class TextTokenizer:
         is_pair = len(texts) > 1
         with self._truncation_lock:
             self.tokenizer.no_truncation()
-            lengths = [len(self._encoded(each, special=False)) for each in texts]
+            lengths = [len(self._encoded(each, add_special_tokens=False)) for each in texts]
             count = sum(lengths) + self.tokenizer.num_special_tokens_to_add(is_pair)
             # how many tokens of the last text fit beside the special tokens and a first text
             room = length - (count - lengths[-1])
-            # no text has more than PORTION windows, so they are limited only if `every` is true
-            most = MOST_ROWS if every else PORTION
+            # no text has more than PORTION windows, so they are limited only if all are used
+            most = MOST_ROWS if all_windows else PORTION
             _check_windows(lengths[-1], room, stride, most)
             strategy = "only_second" if is_pair else "longest_first"
             self.tokenizer.enable_truncation(
                 length, stride=stride, strategy=strategy, direction=self.direction
             )
-            whole = self._encoded(text)
-        return [whole, *whole.overflowing], count
+            first = self._encoded(text)
+        return [first, *first.overflowing], count
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
         """Return the text of token ids."""
@@ -359,6 +367,10 @@ class TextTokenizer:
         """Return the text of `tokens`, which are spelled as in the vocabulary."""
         decoder = self.tokenizer.decoder
         return str(decoder.decode(list(tokens))) if decoder else " ".join(tokens)
+
+
+def _characters(text: Text) -> int:
+    return len(text) if isinstance(text, str) else sum(map(len, text))
 
 
 def load_with_transformers(folder: Path) -> Any:
@@ -431,6 +443,7 @@ def _check_windows(tokens: int, room: int, stride: int, most: int) -> None:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
+    """Return the object in a JSON file, or {} if the file does not exist."""
     return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
 
 

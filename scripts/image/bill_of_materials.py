@@ -19,11 +19,10 @@ def bill_of_materials(environment: Path, dpkg: Path) -> dict[str, Any]:
     """Return the bill of materials: the packages of the Python environment, and the Debian packages
     that dpkg's folder lists as installed."""
     tool = Path(sys.executable).with_name("cyclonedx-py")
-    listing = [tool, "environment", "--output-reproducible", environment / "bin/python"]
-    bill: dict[str, Any] = json.loads(_output(listing))
-    bill["components"] += debian_packages(
-        _output(["dpkg-query", "--admindir", dpkg, "--show", "-f", FIELDS])
-    )
+    list_python = [tool, "environment", "--output-reproducible", environment / "bin/python"]
+    list_debian = ["dpkg-query", "--admindir", dpkg, "--show", "-f", FIELDS]
+    bill: dict[str, Any] = json.loads(_output(list_python))
+    bill["components"] += debian_packages(_output(list_debian))
     return bill
 
 
@@ -44,9 +43,8 @@ def _output(command: list[Any]) -> str:
 
 def main() -> None:
     environment, dpkg, output = map(Path, sys.argv[1:])
-    output.write_text(
-        json.dumps(bill_of_materials(environment, dpkg), indent=1, sort_keys=True) + "\n"
-    )
+    bill = bill_of_materials(environment, dpkg)
+    output.write_text(json.dumps(bill, indent=1, sort_keys=True) + "\n")
 
 
 if __name__ == "__main__":

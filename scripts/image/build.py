@@ -24,6 +24,12 @@ ENGINES = ("docker", "podman", "buildah")
 TARGETS = ("cpu", "gpu")
 DEBIAN = "docker.io/library/debian:bookworm-slim"
 LOOK_ALIKE = "localhost/debian:bookworm-slim"
+# a key of pip.conf -> the variable that contains its value
+PIP_SETTINGS = {
+    "index-url": "PIP_INDEX_URL",
+    "extra-index-url": "PIP_EXTRA_INDEX_URL",
+    "proxy": "PIP_PROXY",
+}
 BILL = "/opt/program/sbom.json"
 
 
@@ -79,17 +85,17 @@ def build(engine: str, target: str, environ: Mapping[str, str]) -> str:
         name = f"{image}:{tag}-gpu"
         newest = f"{image}:gpu"
         variable = "TRITON_IMAGE"
-        base = environ.get(variable) or default(variable)
+        base = environ.get(variable) or dockerfile_default(variable)
     with tempfile.TemporaryDirectory() as folder:
         command = build_command(engine) + base_labels(engine, base)
-        command += secrets(Path(folder), environ)
+        command += pip_secrets(Path(folder), environ)
         for key, value in {variable: base, **labels()}.items():
             command += ["--build-arg", f"{key}={value}"]
         command += ["--target", target, "--tag", name, "--tag", newest, str(ROOT)]
         # With Docker's attestations, the image would become an index of manifests, which SageMaker
         # rejects.
-        plain = {**os.environ, "BUILDX_NO_DEFAULT_ATTESTATIONS": "1"}
-        if subprocess.run(command, env=plain, check=False).returncode:
+        variables = {**os.environ, "BUILDX_NO_DEFAULT_ATTESTATIONS": "1"}
+        if subprocess.run(command, env=variables, check=False).returncode:
             raise ImageError(f"{engine} cannot build the image: its last lines say why")
     return name
 
@@ -106,14 +112,13 @@ def build_command(engine: str) -> list[str]:
 
 def labels() -> dict[str, str]:
     """Return the Dockerfile's build arguments for labels."""
-    (version,) = re.findall(
-        r'^VERSION = "(.+?)"', (ROOT / "serving/__init__.py").read_text(), re.MULTILINE
-    )
-    created = datetime.fromtimestamp(int(_epoch()), UTC).isoformat().replace("+00:00", "Z")
+    source = (ROOT / "serving/__init__.py").read_text()
+    (version,) = re.findall(r'^VERSION = "(.+?)"', source, re.MULTILINE)
+    created = datetime.fromtimestamp(int(_epoch()), UTC)
     return {
         "VERSION": version,
         "REVISION": _git("rev-parse", "HEAD") or "unknown",
-        "CREATED": created,
+        "CREATED": created.isoformat().replace("+00:00", "Z"),
     }
 
 
@@ -135,23 +140,25 @@ def digest_of(engine: str, name: str) -> str:
     done = subprocess.run(
         [engine, "inspect", "--format", template, name], capture_output=True, text=True, check=False
     )
-    return done.stdout.strip().rpartition("@")[2] if done.returncode == 0 else ""
+    if done.returncode:
+        return ""
+    _, _, digest = done.stdout.strip().rpartition("@")
+    return digest
 
 
-def default(argument: str) -> str:
+def dockerfile_default(argument: str) -> str:
     """Return the default of a build argument in the Dockerfile."""
-    (value,) = re.findall(
-        rf"^ARG {argument}=(\S+)$", (ROOT / "Dockerfile").read_text(), re.MULTILINE
-    )
+    dockerfile = (ROOT / "Dockerfile").read_text()
+    (value,) = re.findall(rf"^ARG {argument}=(\S+)$", dockerfile, re.MULTILINE)
     return str(value)
 
 
-def secrets(folder: Path, environ: Mapping[str, str]) -> list[str]:
-    """Return the options that pass pip's index and certificates to the build without including them
-    in the image."""
+def pip_secrets(folder: Path, environ: Mapping[str, str]) -> list[str]:
+    """Write pip's index into a file in the folder. Return the options that pass this file and pip's
+    certificates to the build without including them in the image."""
     certificates = environ.get("PIP_CERT") or environ.get("SSL_CERT_FILE", "")
     lines = ["[global]"]
-    lines += [f"{key} = {environ[name]}" for key, name in INDEXES.items() if environ.get(name)]
+    lines += [f"{key} = {environ[name]}" for key, name in PIP_SETTINGS.items() if environ.get(name)]
     options = ["--secret", f"id=pip.conf,src={folder / 'pip.conf'}"]
     if certificates and Path(certificates).is_file():
         lines.append("cert = /run/secrets/ca")
@@ -160,18 +167,11 @@ def secrets(folder: Path, environ: Mapping[str, str]) -> list[str]:
     return options
 
 
-INDEXES = {
-    "index-url": "PIP_INDEX_URL",
-    "extra-index-url": "PIP_EXTRA_INDEX_URL",
-    "proxy": "PIP_PROXY",
-}
-
-
 def base_image(engine: str, environ: Mapping[str, str]) -> str:
     """Return the base image: BASE_IMAGE, or else LOOK_ALIKE or DEBIAN, whichever is present. If
     neither is, pull DEBIAN. If that fails, build LOOK_ALIKE."""
-    if wanted := environ.get("BASE_IMAGE"):
-        return wanted
+    if environ.get("BASE_IMAGE"):
+        return environ["BASE_IMAGE"]
     for name in (LOOK_ALIKE, DEBIAN):
         if _succeeds([engine, "inspect", name]):
             return name

@@ -31,11 +31,13 @@ class BareBody:
     named: ClassVar[Target] = UNNAMED
 
     def bind(self, served: ServedModel, request: Request) -> Job:
-        if not (served.client or served.client_error):
+        has_no_client = not (served.client or served.client_error)
+        if has_no_client:
             return tensors_of(served, self.value, self.length).bind(served, request)
         codec = served.require_client().codec
         values = [self.value] if isinstance(self.value, str) else self.value
-        if codec is ROW and values and not isinstance(values[0], list | dict):
+        begins_with_cell = bool(values) and not isinstance(values[0], list | dict)
+        if codec is ROW and begins_with_cell:
             values = [values]  # the list contains the cells of a single row
         return Instances(items_of(values, "body", codec.part)).bind(served, request)
 
@@ -55,25 +57,26 @@ def tensors_of(
     for name, data in value.items():
         if name not in specs:
             raise InvalidRequest(f"model '{model.name}': {unknown('input', name, specs)}")
-        inputs.append(_input(specs[name], data, model.max_batch_size > 0))
+        inputs.append(_nested_input(specs[name], data, model.max_batch_size > 0))
     document = schemas.Tensors(inputs=inputs, parameters=parameters)
     return TensorBody(document, length)
 
 
-def _input(spec: TensorSpec, data: Any, is_batched: bool) -> schemas.Input:
+def _nested_input(spec: TensorSpec, data: Any, is_batched: bool) -> schemas.Input:
     """Convert nested lists to a tensor of the same shape. If `is_batched` and the lists have one
     level less than a batch, they become a batch of one row. Raise InvalidRequest if the lists are
     empty, nested too deep, or differ in length."""
     shape: list[int] = []
     values = [data]
     while list in (types := types_of(values)):
-        lengths = set(map(len, values)) if types == {list} else set()
-        if len(lengths) != 1 or len(shape) == MOST_DIMENSIONS:
+        are_all_lists = types == {list}
+        are_equally_long = are_all_lists and len(set(map(len, values))) == 1
+        if not are_equally_long or len(shape) == MOST_DIMENSIONS:
             raise InvalidRequest(
                 f"input '{spec.name}': lists next to each other must have the same length, and may "
                 f"be nested at most {MOST_DIMENSIONS} deep"
             )
-        shape += lengths  # `lengths` contains one number
+        shape.append(len(values[0]))
         values = flattened(values)
     if not values:
         raise InvalidRequest(f"input '{spec.name}': the list is empty; send a row or more")

@@ -13,7 +13,7 @@ from time import thread_time
 from typing import Any
 
 from clients.base import ModelClient
-from serving.budget import Deadline, count_time
+from serving.budget import Deadline, charge_time
 from serving.codecs import Codec, Limits
 from serving.codecs.image import most_memory
 from serving.errors import DecodingError
@@ -125,7 +125,7 @@ class Decoder:
                 # this reference cycle.
                 futures.clear()
             instances = [instance for instance, _ in decoded]
-            count_time(sum(seconds for _, seconds in decoded))
+            charge_time(sum(seconds for _, seconds in decoded))
         else:
             instances = [load() for load in loads]
         if opened.mistake:
@@ -135,21 +135,21 @@ class Decoder:
         return instances
 
     def open(
-        self, client: ModelClient, index: int, items: Sequence[Item], *, whole: bool = False
+        self, client: ModelClient, index: int, items: Sequence[Item], *, full_size: bool = False
     ) -> Opened:
         """Open items until one is invalid, or until decoding them together would take more memory
         than the largest allowed image. The limit is necessary because a small body can contain
-        many large images. `index` is the position of the first item in the request. If `whole` is
-        true, JPEGs are not reduced."""
+        many large images. `index` is the position of the first item in the request. If
+        `full_size` is true, JPEGs are not reduced."""
         values: list[Any] = []
         memory = 0
         most = most_memory(self.limits.max_image_pixels)
-        limits = self.limits if whole else replace(self.limits, side=client.side)
-        for at, item in enumerate(items):
+        limits = self.limits if full_size else replace(self.limits, side=client.side)
+        for position, item in enumerate(items, index):
             try:
                 value = item.open(client, limits)
             except DecodingError as err:
-                mistake = item.placed(err, index + at)
+                mistake = item.placed(err, position)
                 return Opened(index, items, values, mistake, memory)
             more = client.codec.memory(value)
             if values and memory + more > most:

@@ -48,12 +48,12 @@ from serving.job import Job, Reply, Step
 from serving.model_status.served_model import ServedModel
 from serving.named_value import unknown, whole_number
 from serving.request import RESERVED, Request, Target
-from serving.request_memory import json_numbers
+from serving.request_memory import simdjson_memory
 from serving.sessions import SEQUENCE_END
 from serving.triton.tensors import InferReply, Tensor
 
 # an object in "inputs" with one of these keys is a KServe tensor
-INPUT_KEYS = {"name", "shape", "datatype", "data"}
+TENSOR_KEYS = {"name", "shape", "datatype", "data"}
 # The maximum number of keys that simdjson reads in a document of tensors, and in each tensor.
 # KServe defines 4 and 5.
 MOST_KEYS = 32
@@ -61,7 +61,7 @@ MOST_KEYS = 32
 # object for each number.
 LARGE = 2 * 1024
 # keys of a flat object that are options of the request rather than fields of an instance
-NO_FIELDS = {*RESERVED, "parameters"}
+OPTION_KEYS = {*RESERVED, "parameters"}
 SHAPES = (
     '{"instances": […]}, {"inputs": […]} with KServe v2 tensors or instances, an instance '
     'that is an object, or {"modelname": …, "payload": {"img" or "text": …}}'
@@ -92,7 +92,7 @@ class FlatBody:
     def bind(self, served: ServedModel, request: Request) -> Job:
         if self.stream:
             request = replace(request, stream=self.stream)
-        if instances := self.instances(served):
+        if instances := self.instances_for(served):
             return instances.bind(served, request)
         names = {spec.name for spec in served.model.inputs}
         has_bare_tensors = "inputs" in self.document and "inputs" not in names
@@ -102,7 +102,7 @@ class FlatBody:
             return tensors.bind(served, request)
         return FlatJob(served, request, self)
 
-    def instances(self, served: ServedModel) -> Instances | None:
+    def instances_for(self, served: ServedModel) -> Instances | None:
         """Return the object as Instances for the model's client. It may be an instance itself, as
         any object is for a model of tables. Or it may have the format of Hugging Face's toolkit,
         {"inputs": …, "parameters": {…}}.
@@ -117,8 +117,9 @@ class FlatBody:
             return None
         if "inputs" in self.document:
             return read_instances(self.document, "inputs")
-        fields = {key: value for key, value in self.document.items() if key not in NO_FIELDS}
-        if client.codec is ROW or not fields.keys().isdisjoint(client.instance_keys()):
+        fields = {key: value for key, value in self.document.items() if key not in OPTION_KEYS}
+        has_instance_key = not fields.keys().isdisjoint(client.instance_keys())
+        if client.codec is ROW or has_instance_key:
             items = [Item("body", value=fields)]
             return Instances(items, self.flat.parameters or {}, named=self.named)
         return None
@@ -143,13 +144,14 @@ class FlatJob(Job):
     def _refusal(self) -> InvalidRequest:
         client = self.served.client
         text = f"the body must have one of the shapes {SHAPES}"
-        known = {*WHOLE_BODY, *(client.instance_keys() if client else ())}
+        instance_keys = client.instance_keys() if client else ()
+        known = {*WHOLE_BODY_KEYS, *instance_keys}
         inputs = {spec.name for spec in self.served.model.inputs}
         for key in self.document:
             if key in inputs:
                 hint = f"keys may name inputs, as '{key}' does, on …/generate and in streams"
                 return InvalidRequest(f"{text}; {hint}")
-            if key not in NO_FIELDS | known:
+            if key not in OPTION_KEYS | known:
                 return InvalidRequest(f"{unknown('key', key, known)}; {text}")
         return InvalidRequest(text)
 
@@ -157,7 +159,7 @@ class FlatJob(Job):
         """Return the job's only step. The value of each input, which may be a list, becomes one
         row, as in Triton's generate extension."""
         model = self.served.model
-        reserved = NO_FIELDS | {"id"}
+        reserved = OPTION_KEYS | {"id"}
         if self.session:
             reserved |= {SEQUENCE_END}
         specs = {spec.name: spec for spec in model.inputs}
@@ -167,7 +169,7 @@ class FlatJob(Job):
             if key in reserved:
                 continue
             if key in specs:
-                inputs.append(self._input(specs[key], value))
+                inputs.append(self._tensor(specs[key], value))
             else:
                 parameters[key] = value
         if not (inputs or model.takes_nothing):
@@ -176,10 +178,10 @@ class FlatJob(Job):
             raise InvalidRequest(f"none of {keys} is an input of model '{model.name}': {names}")
         return Step(inputs, request_parameters(self, parameters | self.parameters))
 
-    def _input(self, spec: TensorSpec, value: Any) -> Tensor:
-        """Return the input as a tensor. It gets the shape that the model declares if the number of
-        values fits that shape, and is one-dimensional otherwise. If the model has a batch
-        dimension, the tensor is one row of a batch."""
+    def _tensor(self, spec: TensorSpec, value: Any) -> Tensor:
+        """Return the value of an input as a tensor. It gets the shape that the model declares if
+        the number of values fits that shape, and is one-dimensional otherwise. If the model has a
+        batch dimension, the tensor is one row of a batch."""
         try:
             flat = flat_array(spec.datatype, value)
         except InvalidRequest as err:
@@ -244,7 +246,7 @@ def read_shape(
     ServingError if it is invalid or takes too much memory."""
     if _are_tensors(document.get("inputs")):
         return TensorBody(_tensors(document), length)
-    for key in KEYS:
+    for key in SHAPE_KEYS:
         if key in document:
             return read_instances(document, key)
     return FlatBody(document, generates, stream, length)
@@ -258,10 +260,10 @@ def _are_tensors(inputs: Any) -> bool:
 
 
 def _is_tensor(value: Any) -> bool:
-    return isinstance(value, dict) and (not value or not INPUT_KEYS.isdisjoint(value))
+    return isinstance(value, dict) and (not value or not TENSOR_KEYS.isdisjoint(value))
 
 
-def _payload(payload: Any, field: str) -> list[Item]:
+def _payload_items(payload: Any, field: str) -> list[Item]:
     if isinstance(payload, dict) and "img" in payload:
         picture = read(schemas.Picture, payload, f"the body, {field}")
         return [Item(f"{field}.img", value={"b64": picture.img})]
@@ -272,16 +274,16 @@ def _payload(payload: Any, field: str) -> list[Item]:
 # converts the key's value to instances.
 INSTANCES: dict[str, tuple[type[schemas.ForClient], Callable[[Any, str], list[Item]]]] = {
     "instances": (schemas.Instances, items_of),
-    "payload": (schemas.Payload, _payload),
+    "payload": (schemas.Payload, _payload_items),
     "dataframe_split": (schemas.DataframeSplit, rows_of),
     "dataframe_records": (schemas.DataframeRecords, items_of),
     "inputs": (schemas.Inputs, items_of),
 }
 # An object with one of these keys is a whole body rather than a single instance.
-WHOLE_BODY = INSTANCES.keys()
+WHOLE_BODY_KEYS = INSTANCES.keys()
 # If an object contains no tensors, the first of these keys that it has determines its shape. The
-# shape does not allow the other keys.
-KEYS = ("instances", "payload", "dataframe_split", "dataframe_records")
+# shape does not allow the other keys. What "inputs" means depends on the model (FlatBody).
+SHAPE_KEYS = ("instances", "payload", "dataframe_split", "dataframe_records")
 
 
 def read_instances(document: JsonObject, key: str) -> Instances:
@@ -290,9 +292,8 @@ def read_instances(document: JsonObject, key: str) -> Instances:
     shape, make_items = INSTANCES[key]
     body = read(shape, document)
     items = make_items(getattr(body, key), key)
-    return Instances(
-        items, body.parameters or {}, sample_shape=key == "payload", named=body.target()
-    )
+    as_result = key == "payload"
+    return Instances(items, body.parameters or {}, as_result=as_result, named=body.target())
 
 
 def read_binary(
@@ -334,18 +335,18 @@ def _large_tensors(data: bytes) -> schemas.Tensors | None:
     the caller then parses with msgspec. If it is invalid, msgspec's error says why."""
     if len(data) < LARGE or b'"datatype"' not in data:
         return None
-    reserved = admit_json(data, json_numbers)
+    reserved = admit_json(data, simdjson_memory)
     with turn(len(data)):
-        tensors = _parsed(data)
+        tensors = _parse_with_simdjson(data)
     if tensors is None:
         reserved.shrink()
     return tensors
 
 
-def _parsed(data: bytes) -> schemas.Tensors | None:
+def _parse_with_simdjson(data: bytes) -> schemas.Tensors | None:
     """Parse a document of tensors. Keep each `data` as an array of simdjson, so that its numbers do
     not become Python objects. Return None for any other document."""
-    schemas.describe(schemas.Tensors)
+    schemas.prepare(schemas.Tensors)
     try:
         document = _members(simdjson.Parser().parse(data), kept="inputs")
         if len(document["inputs"]) > MOST_NAMED:

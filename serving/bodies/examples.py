@@ -41,7 +41,7 @@ def try_example(gateway: TritonGateway, decoder: Decoder, served: ServedModel) -
         raise ModelFailed(served.name, f"its example is refused: {err}") from err
 
 
-def ask_example(gateway: TritonGateway, decoder: Decoder, served: ServedModel) -> None:
+def check_loaded_model(gateway: TritonGateway, decoder: Decoder, served: ServedModel) -> None:
     """Test a newly loaded model with its example. If the test fails, raise a ServingError. If the
     client's code failed on the example, the error is a LoadFailed that names the line."""
     if served.client_error:

@@ -22,12 +22,12 @@ from serving.headers import JSON_TYPE
 from serving.job import Job
 from serving.model_status.served_model import ServedModel
 from serving.request import RESERVED, UNNAMED, Request, Target
-from serving.request_memory import FILES, form, reserve
+from serving.request_memory import FILES, form_memory, reserve
 
 TEXT = "text/plain"
 URL_ENCODED = "application/x-www-form-urlencoded"  # what curl sends by default, whatever the body
 MOST_FIELDS = 32  # fields in a URL-encoded form
-FIRST_KEY = re.compile(rb"\w{1,64}=")
+FIRST_KEY = re.compile(rb"\w{1,64}=")  # the beginning of a URL-encoded form
 
 
 @dataclass(frozen=True)
@@ -46,19 +46,20 @@ class TextOrForm:
     named: Target = UNNAMED
 
     def bind(self, served: ServedModel, request: Request) -> Job:
-        return self._shape(served.require_client()).bind(served, request)
+        return self._body_for(served.require_client()).bind(served, request)
 
-    def _shape(self, client: ModelClient) -> Instances | CsvBody:
+    def _body_for(self, client: ModelClient) -> Instances | CsvBody:
         keys = client.instance_keys()
         values = self._fields(client)
-        if instance := {key: value for key, value in values.items() if key in keys}:
+        instance = {key: value for key, value in values.items() if key in keys}
+        if instance:
             others = {*keys, *RESERVED}
             parameters = {key: value for key, value in values.items() if key not in others}
             return Instances([Item("form", value=instance)], parameters, named=self.named)
         if not self.items:
-            fields = f", or the fields {', '.join(keys)}" if keys else ""
+            or_fields = f", or the fields {', '.join(keys)}" if keys else ""
             raise InvalidRequest(
-                f"the form has no file; send one or more (curl -F image=@picture.jpg){fields}"
+                f"the form has no file; send one or more (curl -F image=@picture.jpg){or_fields}"
             )
         if client.codec is ROW and self.media_type != URL_ENCODED:
             return self._table()
@@ -115,7 +116,7 @@ def _parse_fields(data: bytes) -> dict[str, str]:
     """Parse a URL-encoded form. Return {} if it has more than MOST_FIELDS fields."""
     if data.count(b"&") >= MOST_FIELDS:
         return {}
-    with reserve(form(data), "the form"):
+    with reserve(form_memory(data), "the form"):
         return dict(parse_qsl(data.decode(errors="replace"), keep_blank_values=True))
 
 

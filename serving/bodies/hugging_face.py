@@ -19,7 +19,7 @@ from serving.request import Request
 
 
 @dataclass(frozen=True)
-class Form:
+class PipelineFormat:
     """Describes the format in which a pipeline of Hugging Face answers. `key` selects a field of
     our prediction. `fields` maps the pipeline's names for the parts of that field to ours. If
     `is_single` is true, a list with only one entry is replaced by the entry. If `is_listed` is
@@ -30,7 +30,7 @@ class Form:
     is_single: bool = False
     is_listed: bool = False
 
-    def of(self, prediction: Mapping[str, Any]) -> Any:
+    def convert(self, prediction: Mapping[str, Any]) -> Any:
         entries = prediction[self.key]
         if self.is_single and len(entries) == 1:
             entries = entries[0]
@@ -47,16 +47,16 @@ WORD = {"score": "score", "word": "word", "start": "start", "end": "end"}
 ANSWER = {"answer": "answer", "score": "score", "start": "start", "end": "end"}
 TOKEN = {"score": "score", "token": "token_id", "token_str": "token", "sequence": "sequence"}
 # maps the task of a model's client to the format in which the pipeline for that task answers
-FORMS = {
-    "embedding": Form("embedding", is_listed=True),
-    "fill-mask": Form("masks", TOKEN, is_single=True),
-    "image-classification": Form("classes", CLASS),
-    "image-embedding": Form("embedding", is_listed=True),
-    "object-detection": Form("detections", CLASS | {"box": "box"}),
-    "question-answering": Form("answers", ANSWER, is_single=True),
-    "text-classification": Form("classes", CLASS, is_listed=True),
-    "token-classification": Form("entities", {"entity_group": "label"} | WORD),
-    "zero-shot-classification": Form("classes", CLASS),
+FORMATS = {
+    "embedding": PipelineFormat("embedding", is_listed=True),
+    "fill-mask": PipelineFormat("masks", TOKEN, is_single=True),
+    "image-classification": PipelineFormat("classes", CLASS),
+    "image-embedding": PipelineFormat("embedding", is_listed=True),
+    "object-detection": PipelineFormat("detections", CLASS | {"box": "box"}),
+    "question-answering": PipelineFormat("answers", ANSWER, is_single=True),
+    "text-classification": PipelineFormat("classes", CLASS, is_listed=True),
+    "token-classification": PipelineFormat("entities", {"entity_group": "label"} | WORD),
+    "zero-shot-classification": PipelineFormat("classes", CLASS),
 }
 # the pipelines' default values of parameters, where they differ from ours, keyed by task
 DEFAULTS = {"token-classification": {"aggregation_strategy": "simple"}}
@@ -79,7 +79,7 @@ class Pipeline(ApiBody, kw_only=True):
     prompt_name: str | None = None
     truncation_direction: Direction | None = None
     encoding_format: Literal["float"] | None = None
-    tasks: ClassVar[tuple[str, ...]] = tuple(FORMS)
+    tasks: ClassVar[tuple[str, ...]] = tuple(FORMATS)
 
     @classmethod
     def of(cls, data: bytes) -> ApiBody:
@@ -105,17 +105,17 @@ class Pipeline(ApiBody, kw_only=True):
         return {**DEFAULTS.get(client.task, {}), **of_body, **own}
 
     def entries(self, job: ApiJob, result: Predictions) -> list[Any]:
-        return formed(job, result)
+        return pipeline_entries(job, result)
 
     def document(self, job: ApiJob, items: bytes) -> bytes:
-        is_list = isinstance(self.inputs, list) or FORMS[job.client.task].is_listed
+        is_list = isinstance(self.inputs, list) or FORMATS[job.client.task].is_listed
         return super().document(job, items) if is_list else items
 
 
-def formed(job: ApiJob, result: Predictions) -> list[Any]:
+def pipeline_entries(job: ApiJob, result: Predictions) -> list[Any]:
     """Return a batch of predictions in the format of the pipeline for the model's task."""
-    form = FORMS[job.client.task]
-    return [form.of(prediction) for prediction in result.predictions]
+    pipeline_format = FORMATS[job.client.task]
+    return list(map(pipeline_format.convert, result.predictions))
 
 
 class Embed(Pipeline, kw_only=True):
@@ -135,25 +135,29 @@ class Predict(ApiBody, kw_only=True):
     tasks: ClassVar[tuple[str, ...]] = ("text-classification",)
 
     @property
-    def are_several(self) -> bool:
-        return isinstance(self.inputs, list) and isinstance(next(iter(self.inputs), ""), list)
+    def is_batch(self) -> bool:
+        """Return whether `inputs` is a list of lists. A list of texts is a single instance."""
+        if isinstance(self.inputs, str) or not self.inputs:
+            return False
+        return isinstance(self.inputs[0], list)
 
     def items(self, client: ModelClient) -> list[Item]:
-        values: Any = self.inputs if self.are_several else [self.inputs]
-        return [Item("inputs", value=_pair(item.value)) for item in items_of(values, "inputs")]
+        values: Any = self.inputs if self.is_batch else [self.inputs]
+        return [Item("inputs", value=_instance(item.value)) for item in items_of(values, "inputs")]
 
     def client_parameters(self, client: ModelClient) -> Mapping[str, Any]:
         function = "none" if self.raw_scores else "auto"
-        return {"top_k": 1_000, "function_to_apply": function, "truncate": self.truncate}
+        top_k = 1_000  # the parameter's maximum, because TEI returns all classes
+        return {"top_k": top_k, "function_to_apply": function, "truncate": self.truncate}
 
     def entries(self, job: ApiJob, result: Predictions) -> list[Any]:
-        return formed(job, result)
+        return pipeline_entries(job, result)
 
     def document(self, job: ApiJob, items: bytes) -> bytes:
-        return super().document(job, items) if self.are_several else items
+        return super().document(job, items) if self.is_batch else items
 
 
-def _pair(value: Any) -> Any:
+def _instance(value: Any) -> Any:
     """Convert a text, or a list of one or two texts, to an instance. Raise InvalidRequest if the
     list has another length."""
     if isinstance(value, str):
@@ -182,6 +186,7 @@ class Similarity(ApiBody, kw_only=True):
         return [source, *items_of(self.inputs.sentences, "inputs.sentences")]
 
     def client_parameters(self, client: ModelClient) -> Mapping[str, Any]:
+        # the product of normalized vectors is their cosine similarity
         return {**(self.parameters or {}), "normalize": True}
 
     def entries(self, job: ApiJob, result: Predictions) -> list[Any]:

@@ -63,13 +63,13 @@ PAUSE = 0.02  # seconds between two attempts to reserve memory
 
 @dataclass(frozen=True)
 class Instances:
-    """Instances as the caller sent them. If `sample_shape` is true, the reply has the format
+    """Instances as the caller sent them. If `as_result` is true, the reply has the format
     {"modelname", "result"}. If the body is raw, `media_type` is its media type. If the instances
     are in JSON or a form, `named` is the model that the JSON or the form names."""
 
     items: list[Item]
     parameters: Mapping[str, Any] = field(default_factory=dict)
-    sample_shape: bool = False
+    as_result: bool = False
     media_type: str = ""
     named: Target = UNNAMED
 
@@ -83,13 +83,12 @@ class Instances:
         """Raise InvalidRequest if a raw body whose media type is in UNDECLARED is a JSON list or
         string, because it is probably meant as JSON. Do nothing if the client accepts raw JSON."""
         raw = self.items[0].raw
-        if (
-            raw is None
-            or self.media_type not in UNDECLARED
-            or JSON_TYPE in client.codec.media_types
-        ):
+        if raw is None or self.media_type not in UNDECLARED:
             return
-        if raw[:64].lstrip()[:1] not in (b"[", b'"'):
+        if JSON_TYPE in client.codec.media_types:
+            return
+        first_byte = raw[:64].lstrip()[:1]
+        if first_byte not in (b"[", b'"'):
             return
         try:
             read_json(raw)
@@ -147,8 +146,8 @@ def items_of(value: Any, field: str, part: str = "") -> list[Item]:
     check_count(len(values), MOST_INSTANCES, "instances", "send fewer at a time, or JSON lines")
     reserve(ITEM * len(values), "the instances")  # until the end of the request
     if part:
-        values = [{part: each} if isinstance(each, str) else each for each in values]
-    return [Item(field, value=each) for each in values]
+        values = [{part: entry} if isinstance(entry, str) else entry for entry in values]
+    return [Item(field, value=entry) for entry in values]
 
 
 class InstancesJob(Job):
@@ -161,7 +160,7 @@ class InstancesJob(Job):
         super().__init__(served, request, body.parameters)
         self.client = served.require_client()
         self.items = body.items
-        self.sample_shape = body.sample_shape
+        self.as_result = body.as_result
         self.truncated = 0  # how many texts were cut because they are too long for the model
         # A model with sequences needs a sequence for each request. Without a session, the sequence
         # lasts only for this request.
@@ -172,6 +171,7 @@ class InstancesJob(Job):
         self.is_pipelined = not (self.sequence or self.is_decoupled)
         self.parameters = client_parameters(self.client, request, body.parameters)
         self.accept = preferred(request.accept, *PICTURES, CSV, NPY_TYPE)
+        # the media type of the image to return, with the results drawn on it, or ""
         self.picture = self.accept if self.accept in PICTURES else ""
         if wants_other_picture(request.accept):
             raise NotAcceptable(
@@ -207,24 +207,26 @@ class InstancesJob(Job):
         most = 1 if self.sequence else self.client.model.max_batch_size or 1
         most = min(most, self._most_rows())
         with collected() as for_opening, self.request.timings.stage("decode"):
-            # the picture with the results drawn on it is returned at full size
+            items = self.items[first : first + most]
+            # an image is drawn on at full size
             opened = self.request.decoder.open(
-                self.client, first, self.items[first : first + most], whole=bool(self.picture)
+                self.client, first, items, full_size=bool(self.picture)
             )
-        memory = opened.memory  # 0 unless the instances are images
-        image_tensors = len(opened.values) * self._row_bytes() if memory else 0  # in bytes
+        memory = opened.memory
+        are_images = memory > 0
+        tensor_bytes = len(opened.values) * self._row_bytes() if are_images else 0
         reserved = Reservation()
         try:
-            reserved = self._reserve(memory + image_tensors, holds)
+            reserved = self._reserve_batch(memory + tensor_bytes, holds)
             instances, tensors = self._preprocessed(opened, most)
             kept, size = self._sizes(memory, tensors)
             # Memory for images was reserved before decoding. For other instances, the size is known
             # only now. Do not wait for it if the client keeps objects, which take memory meanwhile.
-            if memory:
+            if are_images:
                 reserved.shrink(size)
                 reserved.grow(size, "a batch of its instances")
             else:
-                reserved = self._reserve(size, holds or kept > 0)
+                reserved = self._reserve_batch(size, holds or kept > 0)
         except BaseException:
             reserved.shrink()
             for_opening.shrink()
@@ -254,10 +256,10 @@ class InstancesJob(Job):
     def _sizes(self, memory: int, tensors: Tensors) -> tuple[int, int]:
         """Return the size in bytes of the objects that the client keeps for a batch, and the size
         of the whole batch. Decoding the batch's instances took `memory` bytes."""
-        shape, count = _rows(self.client, tensors)
+        shape, count = _row_shape_and_count(self.client, tensors)
         # capped, because the sizes of dynamic dimensions are only estimates
         row = min(self._row_bytes(shape), OUTPUT * MOST_OUTPUT)
-        kept = TOKEN * prod(shape) * _objects(self.client, tensors)
+        kept = TOKEN * prod(shape) * _kept_objects(self.client, tensors)
         return kept, memory // KEPT + count * row + kept
 
     def _fitting(self, instances: list[Any], first: int) -> tuple[list[Any], Tensors]:
@@ -268,7 +270,7 @@ class InstancesJob(Job):
         except TooManyRows as err:
             instances = instances[: err.fitting]
             tensors = self._preprocess(instances, first)
-        shape, count = _rows(self.client, tensors)
+        shape, count = _row_shape_and_count(self.client, tensors)
         most = self._most_rows(shape)
         if count > most and len(instances) > 1:
             instances = instances[: max(1, most * len(instances) // count)]
@@ -277,8 +279,8 @@ class InstancesJob(Job):
 
     def _row_bytes(self, shape: Sequence[int] = ()) -> int:
         """Return how many bytes of memory one row takes, copies of its tensors included. `shape` is
-        the shape that `_rows` returns. Its last dimensions are used as the dynamic dimensions of
-        every input and output. If `shape` is empty, dynamic dimensions count as 1."""
+        the shape that `_row_shape_and_count` returns. Its last dimensions are used as the dynamic
+        dimensions of every input and output. If `shape` is empty, dynamic dimensions count as 1."""
         outputs = self.served.output_bytes(self.client.outputs, shape)
         return INPUT * self.served.input_bytes(shape) + OUTPUT * outputs
 
@@ -288,7 +290,7 @@ class InstancesJob(Job):
         row = self.served.output_bytes(self.client.outputs, shape)
         return max(1, MOST_OUTPUT // max(1, row))
 
-    def _reserve(self, size: int, holds: bool) -> Reservation:
+    def _reserve_batch(self, size: int, holds: bool) -> Reservation:
         """Reserve the memory for a batch. If other requests hold the memory, wait for it, or raise
         Overloaded if this request `holds` memory already. Raise PayloadTooLarge if a request may
         never hold that much, and TooLate if the deadline passes first."""
@@ -302,7 +304,7 @@ class InstancesJob(Job):
 
     def _preprocess(self, instances: Sequence[Any], first: int) -> Tensors:
         try:
-            with self._step_of_client("preprocess"):
+            with self._client_step("preprocess"):
                 return self.client.prepare(instances, self.parameters)
         # the client numbers instances from the start of the batch, the caller from the start of the
         # request
@@ -310,7 +312,7 @@ class InstancesJob(Job):
             raise err.at(first + (err.instance or 0)) from err
 
     @contextmanager
-    def _step_of_client(self, step: str) -> Iterator[None]:
+    def _client_step(self, step: str) -> Iterator[None]:
         """Measure the time that the client takes for a step. If the client raises an exception that
         is not meant for callers, raise InferenceFailed instead."""
         with self.request.timings.stage(step):
@@ -329,7 +331,7 @@ class InstancesJob(Job):
         rows."""
         batch: Batch = step.batch
         outputs = self._outputs(replies)
-        with self._step_of_client("postprocess"):
+        with self._client_step("postprocess"):
             predictions = list(
                 self.client.postprocess(outputs, batch.tensors, batch.instances, self.parameters)
             )
@@ -348,17 +350,14 @@ class InstancesJob(Job):
 
     def _outputs(self, replies: Sequence[InferReply]) -> Tensors:
         """Return the outputs of all calls for a batch, with their rows concatenated."""
-        arrays = [reply.arrays() for reply in replies]
+        calls = [reply.arrays() for reply in replies]
         if not self.client.model.max_batch_size:
-            arrays = [
-                {name: np.expand_dims(array, 0) for name, array in outputs.items()}
-                for outputs in arrays
-            ]
-        if len(arrays) == 1:
-            return arrays[0]
+            calls = [_with_row_dimension(outputs) for outputs in calls]
+        if len(calls) == 1:
+            return calls[0]
         all_rows: Tensors = {}
-        for name in arrays[0]:
-            all_rows[name] = np.concatenate([outputs[name] for outputs in arrays])
+        for name in calls[0]:
+            all_rows[name] = np.concatenate([outputs[name] for outputs in calls])
         return all_rows
 
     def reply(self, results: Iterator[Predictions]) -> Reply:
@@ -383,7 +382,7 @@ class InstancesJob(Job):
                 if self.accept == CSV:
                     piece = predictions_as_csv(result.predictions)
                 else:
-                    piece = self.written(result)
+                    piece = self.batch_items(result)
                     if written.tell():
                         written.write(b",")
                 self.request.budget.grow(answer, written.tell() + len(piece))
@@ -412,20 +411,27 @@ class InstancesJob(Job):
                 budget.grow(answer, size)
             return Reply(write_npy(joined(arrays), budget), NPY_TYPE, version)
 
-    def written(self, result: Predictions) -> bytes:
+    def batch_items(self, result: Predictions) -> bytes:
         """Return the JSON of a batch's predictions, without the brackets of the list in the
         reply."""
-        return as_items(result.predictions)
+        return json_items(result.predictions)
 
     def document(self, items: bytes, version: str) -> bytes:
         """Return the JSON of the reply. `items` is the JSON of the predictions, without the
         brackets of their list."""
-        return document(self.served, items, version, self.sample_shape)
+        return predictions_document(self.served, items, version, self.as_result)
 
     def line(self, result: Predictions) -> bytes:
-        about: dict[str, Any] = {"model_name": self.served.public_name}
-        about |= {"model_version": result.version, "offset": result.batch.first}
-        return listed(about, "predictions", as_items(result.predictions))
+        about = {
+            "model_name": self.served.public_name,
+            "model_version": result.version,
+            "offset": result.batch.first,
+        }
+        return object_with_list(about, "predictions", json_items(result.predictions))
+
+
+def _with_row_dimension(outputs: Tensors) -> Tensors:
+    return {name: np.expand_dims(array, 0) for name, array in outputs.items()}
 
 
 def total(tensors: Tensors, name: str) -> int:
@@ -448,27 +454,27 @@ def client_parameters(
     return client.read_parameters(values)
 
 
-def document(served: ServedModel, items: bytes, version: str, sample_shape: bool) -> bytes:
-    """Return the JSON of the reply. `items` is the JSON that `as_items` returned. It is not passed
-    through orjson, which would copy it twice."""
-    if sample_shape:
+def predictions_document(served: ServedModel, items: bytes, version: str, as_result: bool) -> bytes:
+    """Return the JSON of the reply. `items` is the JSON that `json_items` returned. It is not
+    passed through orjson, which would copy it twice."""
+    if as_result:
         about = orjson.dumps({"modelname": served.public_name})
         return b"".join((about[:-1], b',"result":', items, b"}"))
-    return listed(
-        {"model_name": served.public_name, "model_version": version}, "predictions", items
-    )
+    fields = {"model_name": served.public_name, "model_version": version}
+    return object_with_list(fields, "predictions", items)
 
 
-def listed(about: Mapping[str, Any], key: str, items: bytes) -> bytes:
+def object_with_list(about: Mapping[str, Any], key: str, items: bytes) -> bytes:
     """Return the JSON of the object `about` with an additional `key`, whose value is the list of
     the `items`."""
-    return b"".join((orjson.dumps(about)[:-1], b',"%b":[' % key.encode(), items, b"]}"))
+    without_brace = orjson.dumps(about)[:-1]
+    return b"".join((without_brace, b',"%b":[' % key.encode(), items, b"]}"))
 
 
-def as_items(predictions: Sequence[Any]) -> bytes:
+def json_items(predictions: Sequence[Any]) -> bytes:
     """Return the JSON of a list of predictions, without its brackets. Each call of orjson writes
     only one prediction, because orjson holds the GIL while it writes."""
-    return b",".join(map(_as_json, in_time(predictions, each=1)))
+    return b",".join(map(_as_json, in_time(predictions, every=1)))
 
 
 def _as_json(prediction: Any) -> bytes:
@@ -482,11 +488,12 @@ def _inputs_of_calls(client: ModelClient, tensors: Tensors) -> Iterator[list[Ten
     rows = max([len(tensors[name]) for name in names], default=0)
     most = client.model.max_batch_size
     for first in range(0, max(rows, 1), most or 1):  # without inputs, there is one call
+        # an integer index removes the dimension of the rows
         index = slice(first, first + most) if most else first
         yield [Tensor.of(name, tensors[name][index]) for name in names]
 
 
-def _rows(client: ModelClient, tensors: Tensors) -> tuple[tuple[int, ...], int]:
+def _row_shape_and_count(client: ModelClient, tensors: Tensors) -> tuple[tuple[int, ...], int]:
     """Return the shape of one row of the smallest input, and the number of rows. The smallest input
     is used because the positions of masked tokens are an input that is shorter than the text, and
     then the outputs contain only those positions."""
@@ -495,7 +502,7 @@ def _rows(client: ModelClient, tensors: Tensors) -> tuple[tuple[int, ...], int]:
     return shortest, max((shape[0] for shape in shapes), default=1)
 
 
-def _objects(client: ModelClient, tensors: Tensors) -> int:
+def _kept_objects(client: ModelClient, tensors: Tensors) -> int:
     """Return how many Python objects the client keeps besides the inputs. It keeps one for each
     window of a text."""
     inputs = {spec.name for spec in client.model.inputs}

@@ -38,7 +38,7 @@ from serving.job import Job, Reply, Step
 from serving.model_status.served_model import ServedModel
 from serving.named_value import nearest, unknown
 from serving.request import Request, Target
-from serving.request_memory import SORTED, reserve, tensor_strings
+from serving.request_memory import SORTED, reserve, strings_memory
 from serving.sessions import SEQUENCE_END
 from serving.triton.tensors import DATATYPES, SIZES, Array, InferReply, Tensor, to_raw
 
@@ -143,7 +143,7 @@ class TensorJob(Job):
         binary = self._binary_outputs(result)
         request = self.request
         kind = preferred(request.accept, CSV, NPY_TYPE)
-        if not (binary or kind == JSON_TYPE):
+        if kind != JSON_TYPE and not binary:
             return tensor_reply(self.served, result, kind, request.budget)
         header = write_reply(self.served, result, request.budget, self.document.id, binary)
         if not binary:
@@ -220,9 +220,9 @@ def read_inputs(document: schemas.Tensors, binary: bytes | memoryview, length: i
                 raise InvalidRequest(f"binary_data_size is {size}, {len(binary)} bytes are left")
             shape = check_shape(entry.shape, length)
             if size is None:
-                inputs.append(_with_data(entry, shape))
+                inputs.append(_tensor_of_json(entry, shape))
             else:
-                inputs.append(_with_binary(entry, shape, binary[:size]))
+                inputs.append(_tensor_of_bytes(entry, shape, binary[:size]))
                 binary = binary[size:]
         except InvalidRequest as err:
             raise InvalidRequest(f"input '{entry.name}': {err}") from err
@@ -233,7 +233,7 @@ def read_inputs(document: schemas.Tensors, binary: bytes | memoryview, length: i
     return inputs
 
 
-def _with_data(entry: schemas.Input, shape: tuple[int, ...]) -> Tensor:
+def _tensor_of_json(entry: schemas.Input, shape: tuple[int, ...]) -> Tensor:
     """Return the tensor of an input whose values are in the JSON. Raise a ServingError if they are
     missing, do not fit the datatype or the shape, or take too much memory."""
     if entry.data is UNSET:
@@ -246,7 +246,9 @@ def _with_data(entry: schemas.Input, shape: tuple[int, ...]) -> Tensor:
     return Tensor(entry.name, entry.datatype, shape, to_raw(flat, entry.datatype))
 
 
-def _with_binary(entry: schemas.Input, shape: tuple[int, ...], data: bytes | memoryview) -> Tensor:
+def _tensor_of_bytes(
+    entry: schemas.Input, shape: tuple[int, ...], data: bytes | memoryview
+) -> Tensor:
     """Return the tensor of an input whose values are `data`, which are bytes after the JSON. Raise
     InvalidRequest if they do not fill the shape or the JSON also has values, and PayloadTooLarge if
     there are too many strings."""
@@ -266,8 +268,8 @@ def _with_binary(entry: schemas.Input, shape: tuple[int, ...], data: bytes | mem
 def widened(tensor: Tensor, specs: Sequence[TensorSpec]) -> Tensor:
     """Convert an FP32 tensor to FP64 if the model's input of that name is FP64. Callers may still
     send FP32, because earlier versions of table models had such inputs."""
-    is_wider = any(spec.name == tensor.name and spec.datatype == "FP64" for spec in specs)
-    if tensor.datatype != "FP32" or not is_wider:
+    datatypes = {spec.name: spec.datatype for spec in specs}
+    if tensor.datatype != "FP32" or datatypes.get(tensor.name) != "FP64":
         return tensor
     return Tensor.of(tensor.name, tensor.array().astype(np.float64), "FP64")
 
@@ -349,10 +351,12 @@ def filled(shape: Sequence[int], count: int) -> tuple[int, ...] | None:
     """Return the shape with its -1, if it has one, replaced so that a tensor of this shape has
     `count` elements. Return None if that is impossible."""
     fixed = math.prod(size for size in shape if size != -1)
-    if not fixed or count % fixed or shape.count(-1) > 1:
+    is_divisible = fixed > 0 and count % fixed == 0
+    if not is_divisible or shape.count(-1) > 1:
         return None
     missing = count // fixed
     full = tuple(missing if size == -1 else size for size in shape)
+    # without -1 in the shape, the sizes may still make fewer elements
     return full if math.prod(full) == count else None
 
 
@@ -367,9 +371,11 @@ def check_misspelt(keys: Collection[str]) -> None:
             raise InvalidRequest(
                 f"the body has '{key}' and 'inputs' with tensors: send one of them"
             )
-    others = islice((key[:LONGEST_KEY] for key in keys if key not in fields), MOST_OTHERS)
-    if misspelt := next((key for key in others if nearest(key, fields)), ""):
-        raise InvalidRequest(f"the body with 'inputs': {unknown('key', misspelt, fields)}")
+    unknown_keys = (key for key in keys if key not in fields)
+    for key in islice(unknown_keys, MOST_OTHERS):
+        start = key[:LONGEST_KEY]
+        if nearest(start, fields):
+            raise InvalidRequest(f"the body with 'inputs': {unknown('key', start, fields)}")
 
 
 def classified(
@@ -385,7 +391,7 @@ def classified(
     count = min(count, width)
     check_count(rows * count, MOST_STRINGS, f"classes of output '{tensor.name}'", "ask for fewer")
     sorting = SORTED * rows * width
-    reserve(sorting + tensor_strings(rows * count, 0), f"sorting output '{tensor.name}'")
+    reserve(sorting + strings_memory(rows * count, 0), f"sorting output '{tensor.name}'")
     scores = tensor.array().reshape(rows, width)
     order = _best(scores, count)
     best = np.take_along_axis(scores, order, axis=1)
@@ -393,7 +399,7 @@ def classified(
     length = 0
     for score, index in zip(best.ravel().tolist(), order.ravel().tolist(), strict=True):
         label = labels[index] if index < len(labels) else b""
-        classes.append(_class(score, index, label))
+        classes.append(_class_text(score, index, label))
         length += len(classes[-1])
         budget.check_output(length)
     array = np.array(classes, np.object_)
@@ -412,7 +418,7 @@ def _best(scores: Array, count: int) -> Array:
     return last - best
 
 
-def _class(score: float, index: int, label: bytes) -> bytes:
+def _class_text(score: float, index: int, label: bytes) -> bytes:
     """Return a class as Triton writes it: SCORE:INDEX or SCORE:INDEX:LABEL."""
     form = "%f:%d" if isinstance(score, float) else "%d:%d"
     text = (form % (score, index)).encode()

@@ -22,8 +22,14 @@ import orjson
 
 from serving.bodies import schemas
 from serving.bodies.decoder import Item
-from serving.bodies.documents import WHOLE_BODY, FlatBody, Shape, read_shape
-from serving.bodies.instances import Instances, InstancesJob, as_items, client_parameters, document
+from serving.bodies.documents import WHOLE_BODY_KEYS, FlatBody, Shape, read_shape
+from serving.bodies.instances import (
+    Instances,
+    InstancesJob,
+    client_parameters,
+    json_items,
+    predictions_document,
+)
 from serving.bodies.schemas import BOM, read
 from serving.budget import TURN, check_time, in_time, read_json
 from serving.errors import (
@@ -113,7 +119,7 @@ class JsonLines:
         except ServingError as err:
             _check_line_error(err)
             return Record(err)
-        is_whole = isinstance(value, dict) and not WHOLE_BODY.isdisjoint(value)
+        is_whole = isinstance(value, dict) and not WHOLE_BODY_KEYS.isdisjoint(value)
         return Record(body, is_bare=not is_whole)
 
     def _body(self, value: Any, length: int, served: ServedModel) -> Shape:
@@ -123,9 +129,10 @@ class JsonLines:
             body = read_shape(value, length, self.generates)
             if not isinstance(body, FlatBody):
                 return body
-            if instances := body.instances(served):
+            if instances := body.instances_for(served):
                 return instances
-            if not WHOLE_BODY.isdisjoint(value) or (self.generates and not served.client):
+            is_whole_body = not WHOLE_BODY_KEYS.isdisjoint(value)
+            if is_whole_body or (self.generates and not served.client):
                 return body
         return Instances([Item("record", value=value)])
 
@@ -133,10 +140,12 @@ class JsonLines:
 def _check_target(named: Target, served: ServedModel, target: Target) -> None:
     """Raise InvalidRequest if a line names another model or version than its request. If the path
     names the model, ignore the model that the line names."""
+    names_other_model = named.name not in (None, served.name, target.name)
+    names_other_version = named.version not in (None, target.version)
     other = None
-    if target.source != PATH and named.name not in (None, served.name, target.name):
+    if names_other_model and target.source != PATH:
         other = named.name
-    elif named.version not in (None, target.version):
+    elif names_other_version:
         other = named.version
     if other is not None:
         raise InvalidRequest(
@@ -172,13 +181,14 @@ class LinesJob(Job):
         count = 0
         batch = max(1, self.served.model.max_batch_size)
         # lines are independent of each other, so each must be a separate sequence
-        size = 1 if self.served.sequencing else BATCHES * batch
+        most = 1 if self.served.sequencing else BATCHES * batch
         try:
-            for records in groups(self._records, size):
+            for records in groups(self._records, most):
                 with collected() as reserved:
                     lines = self._answer(gateway, records)
-                for each in (reserved, *[record.reserved for record in records]):
-                    each.shrink()
+                reserved.shrink()
+                for record in records:
+                    record.reserved.shrink()
                 self.request.budget.grow(answer, written.tell() + sum(map(len, lines)))
                 written.writelines(lines)
                 count += len(lines)
@@ -235,9 +245,9 @@ class LinesJob(Job):
         predictions = chain.from_iterable(result.predictions for result in results)
         lines = []
         for record, body in zip(records, bodies, strict=True):
-            line = as_items(list(islice(predictions, len(body.items))))
+            line = json_items(list(islice(predictions, len(body.items))))
             if not record.is_bare:
-                line = document(self.served, line, self.version, body.sample_shape)
+                line = predictions_document(self.served, line, self.version, body.as_result)
             lines.append(line + b"\n")
         return lines
 

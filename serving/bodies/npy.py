@@ -17,7 +17,7 @@ from serving.budget import MOST_DIMENSIONS, MOST_STRINGS, check_count
 from serving.errors import DecodingError, InvalidRequest
 from serving.job import Job
 from serving.named_value import INT64
-from serving.request_memory import INPUT, reserve, tensor_strings
+from serving.request_memory import INPUT, reserve, strings_memory
 from serving.triton.tensors import Array, Tensor, numpy_dtype
 
 NPY_MAGIC = b"\x93NUMPY"
@@ -52,10 +52,10 @@ def read_npy(data: bytes) -> Array:
     # NumPy parses the header as a Python literal, which may raise ValueError, TokenError,
     # RecursionError and others
     except Exception as err:
-        zipped = "this is an npz or another zip file; " if data.startswith(ZIP) else ""
+        zip_hint = "this is an npz or another zip file; " if data.startswith(ZIP) else ""
         raise DecodingError(
             f"not an npy file that can be read without pickle ({err}): "
-            f"{zipped}numpy.save(file, array) writes one",
+            f"{zip_hint}numpy.save(file, array) writes one",
             field="body",
         ) from err
     left = len(data) - file.tell()
@@ -91,7 +91,7 @@ def _fitted(array: Array, spec: TensorSpec, max_batch_size: int) -> Array:
     dtype = numpy_dtype(spec.datatype)
     if spec.datatype == "BYTES" and array.dtype.kind in "SU":
         check_count(array.size, MOST_STRINGS, "strings")
-        reserve(tensor_strings(array.size, array.nbytes), "the strings of the npy file")
+        reserve(strings_memory(array.size, array.nbytes), "the strings of the npy file")
         array = _encoded(array) if array.dtype.kind == "U" else array
     elif spec.datatype == "BYTES" or not np.can_cast(array.dtype, dtype, casting="same_kind"):
         raise InvalidRequest(
@@ -100,7 +100,8 @@ def _fitted(array: Array, spec: TensorSpec, max_batch_size: int) -> Array:
     reserve(INPUT * array.size * dtype.itemsize, "the array of the npy file")
     if max_batch_size and array.ndim == len(spec.shape):
         array = array[np.newaxis]
-    if (numbers := fitted(array, dtype)) is None:
+    numbers = fitted(array, dtype)
+    if numbers is None:
         raise InvalidRequest(f"input '{spec.name}': {out_of_range(spec.datatype, dtype)}")
     return numbers
 

@@ -9,7 +9,7 @@ from msgspec import Meta
 
 from clients.base import ModelClient
 from serving.bodies.decoder import Item
-from serving.bodies.instances import Predictions, listed
+from serving.bodies.instances import Predictions, object_with_list
 from serving.bodies.other_apis import TEXT, ApiBody, ApiJob, texts_of
 from serving.bodies.schemas import Count
 from serving.errors import InvalidRequest
@@ -53,7 +53,7 @@ class Embeddings(ApiBody, kw_only=True):
 
     def document(self, job: ApiJob, items: bytes) -> bytes:
         about = {"object": "list", "model": job.served.public_name, "usage": job.usage()}
-        return listed(about, "data", items)
+        return object_with_list(about, "data", items)
 
 
 def _base64(vector: Any) -> str:

@@ -11,7 +11,14 @@ from msgspec import Meta, Struct
 
 from clients.base import ModelClient, Tensors
 from serving.bodies.decoder import Item
-from serving.bodies.instances import Instances, InstancesJob, Predictions, as_items, items_of, total
+from serving.bodies.instances import (
+    Instances,
+    InstancesJob,
+    Predictions,
+    items_of,
+    json_items,
+    total,
+)
 from serving.bodies.schemas import JsonObject, read
 from serving.budget import MOST_INSTANCES
 from serving.errors import InvalidRequest
@@ -94,8 +101,8 @@ class ApiJob(InstancesJob):
     def usage(self) -> dict[str, int]:
         return {"prompt_tokens": self.tokens, "total_tokens": self.tokens}
 
-    def written(self, result: Predictions) -> bytes:
-        return as_items(self.body.entries(self, result))
+    def batch_items(self, result: Predictions) -> bytes:
+        return json_items(self.body.entries(self, result))
 
     def document(self, items: bytes, version: str) -> bytes:
         return self.body.document(self, items)
@@ -113,7 +120,8 @@ def texts_of(value: str | list[Any], field: str) -> list[Item]:
     """Return an Item for each text in `value`, which is one text or a list of texts. Raise
     InvalidRequest for token ids or an empty list, and PayloadTooLarge or Overloaded for too many
     texts."""
-    if isinstance(next(iter(value), ""), int | list):
+    first = next(iter(value), "")
+    if isinstance(first, int | list):
         raise InvalidRequest(
             f"the body, '{field}' holds token ids, which mean other tokens to this model; send "
             "strings (LangChain: OpenAIEmbeddings(check_embedding_ctx_length=False))"

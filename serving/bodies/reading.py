@@ -2,7 +2,7 @@
 
 A JSON object is recognized by its opening brace, because curl and AWS's notebooks send it with any
 Content-Type. A body that was declared as text or CSV counts as a JSON object only if it has one of
-WHOLE_BODY's keys.
+WHOLE_BODY_KEYS.
 """
 
 import re
@@ -15,7 +15,14 @@ from werkzeug.http import parse_options_header
 
 from serving.bodies.bare import BareBody
 from serving.bodies.decoder import Item
-from serving.bodies.documents import SHAPES, WHOLE_BODY, Shape, read_binary, read_object, read_shape
+from serving.bodies.documents import (
+    SHAPES,
+    WHOLE_BODY_KEYS,
+    Shape,
+    read_binary,
+    read_object,
+    read_shape,
+)
 from serving.bodies.forms import TEXT, URL_ENCODED, TextOrForm, named_in_form, read_form
 from serving.bodies.instances import Instances
 from serving.bodies.kserve import BINARY_TYPE
@@ -32,7 +39,7 @@ from serving.headers import CSV, LIBSVM, NPY_TYPE
 # maps the first bytes of image files to their formats
 IMAGES = {b"\x89PNG": "png", b"\xff\xd8\xff": "jpeg", b"RIFF": "webp", b"GIF8": "gif"}
 OBJECT = re.compile(rb"(?:%b)?\s*\{" % BOM)
-LISTED: Any = list[Any] | str
+ListOrString: Any = list[Any] | str
 LIST_OR_STRING = re.compile(rb"(?:%b)?\s*[\[\"]" % BOM)
 Body = Shape | ApiBody | BareBody | CsvBody | JsonLines | TextOrForm
 
@@ -79,7 +86,7 @@ def read_body(content_type: str, data: bytes, generates: bool = False, stream: s
         return _read_json(data, generates, stream)
     if OBJECT.match(data) and kind not in (TEXT, CSV):
         return read_object(data, generates, stream)
-    # A text or CSV may begin with { too. It counts as JSON only if it has one of WHOLE_BODY's keys.
+    # A text or CSV may begin with { too. It counts as JSON only if it has one of WHOLE_BODY_KEYS.
     if document := _object_in_text(data):
         return read_shape(document, len(data), generates, stream)
     if kind in LIBSVM:
@@ -103,17 +110,17 @@ def _read_json(data: bytes, generates: bool, stream: str) -> Body:
                 f"the body is a {image.upper()}, not JSON; send Content-Type: image/{image}"
             )
     if LIST_OR_STRING.match(data):
-        return BareBody(read(LISTED, data), len(data))
+        return BareBody(read(ListOrString, data), len(data))
     return read_object(data, generates, stream)
 
 
 def _object_in_text(data: bytes) -> JsonObject | None:
     """Return the JSON object in a body that was declared as text or CSV. Return None if the body is
-    not a JSON object, is too large to parse, or has none of WHOLE_BODY's keys."""
+    not a JSON object, is too large to parse, or has none of WHOLE_BODY_KEYS."""
     if not OBJECT.match(data):
         return None
     with suppress(InvalidRequest, PayloadTooLarge):
         document = read(JsonObject, data)
-        if not WHOLE_BODY.isdisjoint(document):
+        if not WHOLE_BODY_KEYS.isdisjoint(document):
             return document
     return None

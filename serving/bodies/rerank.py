@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from clients.base import ModelClient
 from serving.bodies.decoder import Item
-from serving.bodies.instances import Predictions, listed
+from serving.bodies.instances import Predictions, object_with_list
 from serving.bodies.other_apis import ApiBody, ApiJob, Direction
 from serving.bodies.schemas import Count, JsonObject
 
@@ -72,7 +72,7 @@ class Rerank(ApiBody, kw_only=True):
         if self.texts is not None:
             return super().document(job, items)
         about = {"id": job.request.id, "model": job.served.public_name, "usage": job.usage()}
-        return listed(about, "results", items)
+        return object_with_list(about, "results", items)
 
 
 def _text(document: str | Document) -> str:

@@ -50,10 +50,12 @@ class Named(Struct, kw_only=True):
     model_version: str | int | None = None
 
     def target(self, source: str = "the body") -> Target:
-        values = {key: getattr(self, key) for key in (*NAME_KEYS, VERSION_KEY)}
-        return Target.within(
-            source, {key: str(value) for key, value in values.items() if value is not None}
-        )
+        values = {}
+        for key in (*NAME_KEYS, VERSION_KEY):
+            value = getattr(self, key)
+            if value is not None:
+                values[key] = str(value)
+        return Target.within(source, values)
 
 
 class ForClient(Named, kw_only=True, forbid_unknown_fields=True):
@@ -179,18 +181,18 @@ class Load(Struct):
     url: str
 
 
-_DESCRIBED: set[Any] = set()
-_DESCRIBING = threading.Lock()
+_PREPARED: set[Any] = set()
+_PREPARING = threading.Lock()
 
 
-def describe(shape: Any) -> None:
+def prepare(shape: Any) -> None:
     """Make msgspec prepare its description of a shape while no other thread does so. msgspec stores
     the description in the class before it is complete, and another thread that reads it at that
     moment would crash the worker (SIGSEGV)."""
-    with _DESCRIBING:
-        if shape not in _DESCRIBED:
+    with _PREPARING:
+        if shape not in _PREPARED:
             msgspec.json.Decoder(shape)
-            _DESCRIBED.add(shape)
+            _PREPARED.add(shape)
 
 
 def read(
@@ -200,7 +202,7 @@ def read(
     type that msgspec supports. If it is invalid JSON or has another shape, raise InvalidRequest,
     whose message begins with `subject` and usually ends with `hint`. If the JSON takes too much
     memory, raise PayloadTooLarge or Overloaded."""
-    describe(shape)
+    prepare(shape)
     try:
         if isinstance(value, Mapping):
             return msgspec.convert(value, shape)
@@ -230,11 +232,12 @@ def _explained(error: msgspec.ValidationError, shape: Any, subject: str) -> str:
     message, _, location = str(error).partition(" - at `$")
     location = location.removeprefix(".").removesuffix("`")
     where = f"{subject}, '{location}'" if location else subject
-    if field := UNKNOWN_FIELD.fullmatch(message):
+    unknown_field = UNKNOWN_FIELD.fullmatch(message)
+    if unknown_field:
         part = location.partition("[")[0]
-        kind = get_type_hints(shape).get(part, shape)
-        struct = next(iter(get_args(kind)), kind)  # if the part is a list, the type of its items
-        problem = unknown("key", field[1], struct.__struct_fields__)
+        part_type = get_type_hints(shape).get(part, shape)
+        struct = next(iter(get_args(part_type)), part_type)  # of a list, the type of its items
+        problem = unknown("key", unknown_field[1], struct.__struct_fields__)
         if issubclass(shape, ForClient):
             problem += " (put a model's parameters into 'parameters')"
         return f"{where}: {problem}"

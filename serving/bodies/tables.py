@@ -134,7 +134,8 @@ def _rows(lines: Iterable[bytes]) -> Iterator[bytes]:
     line breaks. Skip empty rows."""
     row = bytearray()
     for line in lines:
-        is_complete = (REST_OF_ROW if row else WHOLE_ROW).fullmatch(line)
+        pattern = REST_OF_ROW if row else WHOLE_ROW
+        is_complete = pattern.fullmatch(line)
         row += line
         if is_complete:
             if not row.isspace():

@@ -4,7 +4,7 @@ one of these."""
 import csv
 import io
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from serving.errors import NotAcceptable
 from serving.headers import CSV, NPY_TYPE
 from serving.job import Reply
 from serving.model_status.served_model import ServedModel
-from serving.request_memory import WRITTEN, reserve, tensor_strings
+from serving.request_memory import WRITTEN, reserve, strings_memory
 from serving.triton.tensors import Array, InferReply, Tensor
 
 # kinds of dtypes that an npy file can contain without pickle: booleans, numbers and strings
@@ -28,7 +28,8 @@ NOT_ONE = f"the model's predictions are not one array; {JSON_INSTEAD}"
 def predictions_as_csv(predictions: Sequence[Any]) -> bytes:
     """Return one line of CSV for each prediction, with the prediction's values in order. Lists and
     objects are flattened."""
-    return _written(list(_cells(prediction)) for prediction in predictions)
+    rows = (list(_cells(prediction)) for prediction in predictions)
+    return _csv(rows)
 
 
 def predictions_as_array(predictions: Sequence[Any]) -> Array:
@@ -64,7 +65,8 @@ def tensor_reply(served: ServedModel, result: InferReply, kind: str, budget: Bud
         return Reply(_tensors_as_csv(result.outputs, budget), CSV, result.version)
     outputs = result.outputs
     if len(outputs) > 1 and served.client and served.client.main_output:
-        outputs = tuple(each for each in outputs if each.name == served.client.main_output)
+        main_output = served.client.main_output
+        outputs = tuple(output for output in outputs if output.name == main_output)
     if len(outputs) != 1:
         raise NotAcceptable(
             f"model '{served.name}' has {len(result.outputs)} outputs; {JSON_INSTEAD}"
@@ -72,7 +74,7 @@ def tensor_reply(served: ServedModel, result: InferReply, kind: str, budget: Bud
     (output,) = outputs
     strings = 0
     if output.datatype == "BYTES":
-        strings = tensor_strings(math.prod(output.shape), len(output.data))
+        strings = strings_memory(math.prod(output.shape), len(output.data))
     with reserve(strings, f"the strings of output '{output.name}'"):
         return Reply(write_npy(output.array(), budget), NPY_TYPE, result.version)
 
@@ -103,7 +105,7 @@ def _tensors_as_csv(tensors: Sequence[Tensor], budget: Budget) -> bytes:
     written = io.BytesIO()
     with reserve_json(tensors, budget):
         for cells in in_time(zip(*map(_rows, tensors), strict=True)):
-            written.write(b",".join(filter(None, cells)))
+            written.write(b",".join(filter(None, cells)))  # a tensor may have no cells in a row
             written.write(b"\n")
         return written.getvalue()
 
@@ -120,7 +122,7 @@ def _rows(tensor: Tensor) -> Iterator[bytes]:
     for number in range(_count(tensor)):
         cells = values[number * width : (number + 1) * width]
         if tensor.datatype == "BYTES":
-            yield _written([cells])[:-1]
+            yield _csv([cells])[:-1]
         else:
             row = io.BytesIO()
             write_items(row, cells)
@@ -131,11 +133,15 @@ def _cells(value: Any) -> Iterator[str]:
     """Yield the cells of a prediction, or of a part of it, as text."""
     if isinstance(value, np.ndarray):
         yield from map(str, value.flat)
-    elif isinstance(value, dict | list):
-        for item in value.values() if isinstance(value, dict) else value:
+    elif isinstance(value, dict):
+        yield from _cells(list(value.values()))
+    elif isinstance(value, list):
+        for item in value:
             yield from _cells(item)
+    elif isinstance(value, str):
+        yield value
     else:
-        yield value if isinstance(value, str) else _text_of(value)
+        yield _text_of(value)
 
 
 def _text_of(value: Any) -> str:
@@ -143,7 +149,7 @@ def _text_of(value: Any) -> str:
     return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY).decode()
 
 
-def _written(rows: Any) -> bytes:
+def _csv(rows: Iterable[Sequence[str]]) -> bytes:
     text = io.StringIO(newline="")
     csv.writer(text, lineterminator="\n").writerows(rows)
     return text.getvalue().encode()

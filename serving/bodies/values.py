@@ -27,7 +27,7 @@ from serving.codecs import describe
 from serving.errors import InvalidRequest
 from serving.job import Job
 from serving.named_value import INT64, quoted
-from serving.request_memory import ESCAPED, WRITTEN, Reservation, reserve, tensor_strings
+from serving.request_memory import ESCAPED, WRITTEN, Reservation, reserve, strings_memory
 from serving.sessions import SEQUENCE_PARAMETERS
 from serving.triton.tensors import Array, Parameters, Tensor, numpy_dtype
 
@@ -42,18 +42,20 @@ def flat_array(datatype: str, data: Any) -> Array:
     strings, and TooLate if the request has no time left."""
     dtype = numpy_dtype(datatype)
     if isinstance(data, simdjson.Array):
-        if (numbers := _copied(data, dtype)) is not None:
-            return numbers
+        copied = _copied(data, dtype)
+        if copied is not None:
+            return copied
         data = data.as_list()
     if not isinstance(data, list):
         data = [data]
     values, types = _flat(data)
-    if strange := types - TYPES[dtype.kind]:
-        value = next(value for value in values if type(value) in strange)
+    wrong_types = types - TYPES[dtype.kind]
+    if wrong_types:
+        value = next(value for value in values if type(value) in wrong_types)
         raise InvalidRequest(f"its data do not fit {datatype} ({describe(value)})")
     if datatype == "BYTES":
         check_count(len(values), MOST_STRINGS, "strings")
-        reserve(tensor_strings(len(values), sum(map(len, values))), "the strings of a tensor")
+        reserve(strings_memory(len(values), sum(map(len, values))), "the strings of a tensor")
         return np.array([value.encode() for value in values], dtype=np.object_)
     numbers = _numbers(values, dtype)
     if numbers is None:
@@ -86,7 +88,9 @@ def fitted(numbers: Array, dtype: np.dtype[Any]) -> Array | None:
             cast = numbers.astype(dtype, copy=False)
     except FloatingPointError:
         return None
-    is_same = cast is numbers or dtype.kind not in "iu" or np.array_equal(cast, numbers)
+    if dtype.kind not in "iu":  # floats may be rounded
+        return cast
+    is_same = cast is numbers or np.array_equal(cast, numbers)
     return cast if is_same else None
 
 
@@ -97,11 +101,11 @@ def _numbers(values: list[Any], dtype: np.dtype[Any]) -> Array | None:
     start = 0
     try:
         with np.errstate(over="raise"):
-            for some in portions(values):
-                if limits and not limits.min <= min(some) <= max(some) <= limits.max:
+            for portion in portions(values):
+                if limits and not limits.min <= min(portion) <= max(portion) <= limits.max:
                     return None
-                numbers[start : start + len(some)] = np.array(some, dtype=dtype)
-                start += len(some)
+                numbers[start : start + len(portion)] = np.array(portion, dtype=dtype)
+                start += len(portion)
             return numbers
     # NumPy raises OverflowError if Python cannot convert an integer to a float
     except (FloatingPointError, OverflowError):
@@ -134,16 +138,16 @@ def _flat(values: list[Any]) -> tuple[list[Any], set[type]]:
 def types_of(values: list[Any]) -> set[type]:
     """Return the set of the values' types. Raise TooLate if the request has no time left."""
     types: set[type] = set()
-    for some in portions(values):
-        types.update(map(type, some))
+    for portion in portions(values):
+        types.update(map(type, portion))
     return types
 
 
 def flattened(lists: list[list[Any]]) -> list[Any]:
     """Concatenate the lists. Raise TooLate if the request has no time left."""
     values: list[Any] = []
-    for some in portions(chain.from_iterable(lists)):
-        values += some
+    for portion in portions(chain.from_iterable(lists)):
+        values += portion
     return values
 
 
@@ -187,7 +191,7 @@ def _json_memory(tensor: Tensor) -> int:
     """Return how many bytes of memory writing a tensor as JSON takes."""
     if tensor.datatype == "BYTES":
         length = len(tensor.data)
-        return tensor_strings(math.prod(tensor.shape), length) + ESCAPED * length
+        return strings_memory(math.prod(tensor.shape), length) + ESCAPED * length
     return WRITTEN * _json_length(tensor)
 
 
@@ -220,9 +224,9 @@ def write_items(text: io.BytesIO, values: Any) -> None:
     there are many values, only one request of a worker writes a piece at a time. Raise TooLate."""
     for start in range(0, len(values), AT_ONCE):
         check_time()
-        some = values[start : start + AT_ONCE]
+        portion = values[start : start + AT_ONCE]
         with turn(len(values)):
-            piece = orjson.dumps(some, option=orjson.OPT_SERIALIZE_NUMPY)
+            piece = orjson.dumps(portion, option=orjson.OPT_SERIALIZE_NUMPY)
         if start:
             text.write(b",")
         text.write(memoryview(piece)[1:-1])
@@ -231,6 +235,7 @@ def write_items(text: io.BytesIO, values: Any) -> None:
 def check_shape(shape: Sequence[int], length: int) -> tuple[int, ...]:
     """Check that a body of `length` bytes is large enough for a tensor of this shape, whose
     elements take at least one byte each. Return the shape as a tuple. Raise InvalidRequest."""
+    # a dimension may be huge although the product is 0
     if max(shape, default=0) > length or math.prod(shape) > length:
         raise InvalidRequest(
             f"the body of {length} bytes cannot hold a tensor of shape {quoted(shape)}"
@@ -238,12 +243,12 @@ def check_shape(shape: Sequence[int], length: int) -> tuple[int, ...]:
     return tuple(shape)
 
 
-# The parameters of a request that Triton itself defines, besides those of sequences. OWN_NUMBERS
+# The parameters of a request that Triton itself defines, besides those of sequences. TRITON_NUMBERS
 # maps those that are numbers to their maximum values; `timeout` is in microseconds, and `priority`
-# is a level. The only other one is OWN_FLAG. Triton reserves names that begin with OWN_PREFIX.
-OWN_NUMBERS = {"timeout": 10**15, "priority": 2**63 - 1}
-OWN_PREFIX = "triton_"
-OWN_FLAG = "triton_enable_empty_final_response"
+# is a level. The only other one is TRITON_FLAG. Triton reserves names with TRITON_PREFIX.
+TRITON_NUMBERS = {"timeout": 10**15, "priority": 2**63 - 1}
+TRITON_PREFIX = "triton_"
+TRITON_FLAG = "triton_enable_empty_final_response"
 
 
 def request_parameters(job: Job, parameters: Mapping[str, Any]) -> Parameters:
@@ -258,7 +263,7 @@ def request_parameters(job: Job, parameters: Mapping[str, Any]) -> Parameters:
             _check_parameter(name, value)
             checked[name] = value
         elif sequencing:
-            checked[name] = sequencing.read(name, value)
+            checked[name] = sequencing.parse_parameter(name, value)
     if job.session:
         checked |= job.session.parameters()
     return checked
@@ -280,15 +285,15 @@ def _check_parameter(name: str, value: object) -> None:
         raise InvalidRequest(
             f"{subject} has a NUL character, where Triton would cut it; leave the character out"
         )
-    most = OWN_NUMBERS.get(name)
+    most = TRITON_NUMBERS.get(name)
     if most is not None and not (type(value) is int and 0 <= value <= most):
         raise InvalidRequest(
             f"{subject} must be a whole number from 0 to {most}; got {quoted(value)}"
         )
-    if name == OWN_FLAG and not isinstance(value, bool):
+    if name == TRITON_FLAG and not isinstance(value, bool):
         raise InvalidRequest(f"{subject} must be true or false; got {quoted(value)}")
-    if name.startswith(OWN_PREFIX) and name != OWN_FLAG:
+    if name.startswith(TRITON_PREFIX) and name != TRITON_FLAG:
         raise InvalidRequest(
-            f"{subject}: names that begin with '{OWN_PREFIX}' are Triton's own, and it has only "
-            f"'{OWN_FLAG}'; choose another name"
+            f"{subject}: names that begin with '{TRITON_PREFIX}' are Triton's own, and it has only "
+            f"'{TRITON_FLAG}'; choose another name"
         )

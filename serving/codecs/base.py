@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from serving.budget import MOST_CELLS, check_count, read_json
 from serving.errors import DecodingError
 from serving.headers import LIBSVM
-from serving.request_memory import BASE64, CELLS, reserve, text
+from serving.request_memory import BASE64, CELLS, reserve, text_memory
 
 FORM = "multipart/form-data"
 # converts the URL-safe alphabet to the standard one, and removes white space
@@ -84,8 +84,9 @@ def decode_base64(encoded: str) -> bytes:
     if encoded.startswith("data:") and "," in encoded[:256]:
         encoded = encoded.split(",", 1)[1]
     compact = encoded.translate(_URL_SAFE).rstrip("=")
+    padding = "=" * (-len(compact) % 4)
     try:
-        data = b64decode(compact + "=" * (-len(compact) % 4), validate=True)
+        data = b64decode(compact + padding, validate=True)
     except ValueError as err:
         raise DecodingError(f"not base64 ({err})") from err
     reserved.shrink(len(data))
@@ -116,7 +117,7 @@ class TextCodec(Codec):
     schema: ClassVar[Mapping[str, Any]] = {"anyOf": [{"type": "string"}, {"type": "object"}]}
 
     def open(self, data: bytes, limits: Limits) -> str:
-        reserve(text(data), "the text")
+        reserve(text_memory(data), "the text")
         try:
             return data.decode("utf-8")
         except UnicodeDecodeError as err:
@@ -165,7 +166,8 @@ class RowCodec(JsonCodec):
         is_json = data.lstrip()[:1] in (b"[", b"{")
         if not is_json:
             return read_cells(data)
-        return self.open_json(super().open(data, limits), limits)
+        value = super().open(data, limits)
+        return self.open_json(value, limits)
 
     def open_json(self, value: Any, limits: Limits) -> Any:
         if not isinstance(value, list | dict):

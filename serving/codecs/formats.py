@@ -52,7 +52,9 @@ WHOLE = {TiffTags.BYTE, TiffTags.ASCII, TiffTags.UNDEFINED}  # types whose data 
 TiffImagePlugin.READ_LIBTIFF = True
 
 
-def _load_few(load: Callable[..., Any], most: int, tags: Any, data: bytes, *options: Any) -> Any:
+def _load_bounded(
+    load: Callable[..., Any], most: int, tags: Any, data: bytes, *options: Any
+) -> Any:
     """Load the values of a tag with Pillow's function `load`. Raise DecodingError if the `data` is
     longer than `most` bytes."""
     if len(data) > most:
@@ -64,23 +66,24 @@ def _load_few(load: Callable[..., Any], most: int, tags: Any, data: bytes, *opti
 
 
 def _bound_tags() -> None:
-    """Limit how many values Pillow loads from a TIFF tag, because each becomes a Python object."""
+    """Change Pillow so that it loads only a limited number of values from a TIFF tag, because each
+    becomes a Python object."""
     loaders = TiffImagePlugin.ImageFileDirectory_v2._load_dispatch
     for kind in loaders.keys() - WHOLE:
         size, load = loaders[kind]
         count = MOST_FRACTIONS if kind in FRACTIONS else MOST_VALUES
-        loaders[kind] = (size, partial(_load_few, load, count * size))
+        loaders[kind] = (size, partial(_load_bounded, load, count * size))
 
 
 _bound_tags()
 
 
-def buffers(image: Image.Image, data: bytes, scans: int, max_image_pixels: int) -> int:
+def decoder_memory(image: Image.Image, data: bytes, scans: int, max_image_pixels: int) -> int:
     """Return how many bytes of memory the format's decoder needs besides the decoded image. `data`
     is the file; `scans` is the number of scans in its JPEG data. Raise DecodingError if decoding
     would take too much work, if the sizes in a TIFF are ambiguous, or if the file has several
     frames."""
-    pixels = image.width * image.height
+    pixels = image.width * image.height  # that are decoded at a time
     tags = None
     if isinstance(image, TiffImagePlugin.TiffImageFile):
         tags = image.tag_v2
@@ -92,7 +95,7 @@ def buffers(image: Image.Image, data: bytes, scans: int, max_image_pixels: int) 
         raise DecodingError(
             f"the JPEG image has {scans} scans; send it as one that is not progressive"
         )
-    # Pillow decodes run-length encoding in Python, which is slow
+    # Pillow decodes run-length encoding (1 and 2) in Python, which is slow
     if image.format == "BMP" and image.info.get("compression") in (1, 2):
         raise DecodingError("the BMP image is run-length encoded; send it uncompressed, or as PNG")
     if image.format in ANIMATED and getattr(image, "is_animated", False):
@@ -125,8 +128,9 @@ def is_in_one_scan(image: Image.Image, data: bytes) -> bool:
     """Return whether the only scan of a JPEG has all of its pixels. Decoding such a JPEG takes much
     less memory. `data` is the file."""
     at = data.find(START_OF_SCAN) + SCAN_COMPONENTS
-    components = getattr(image, "layers", 0)
-    return "progressive" not in image.info and data[at : at + 1] == bytes([components])
+    components_of_scan = data[at : at + 1]
+    components_of_image = bytes([getattr(image, "layers", 0)])
+    return "progressive" not in image.info and components_of_scan == components_of_image
 
 
 def _check_tags(data: bytes, tags: TiffImagePlugin.ImageFileDirectory_v2) -> None:
@@ -145,13 +149,16 @@ def _check_tags(data: bytes, tags: TiffImagePlugin.ImageFileDirectory_v2) -> Non
     (start,) = struct.unpack_from(order + header, data)
     (count,) = struct.unpack_from(order + number, data, start)
     start += struct.calcsize(order + number)
-    entries = data[start : start + count * struct.calcsize(order + entry)]
+    end = start + count * struct.calcsize(order + entry)
+    entries = data[start:end]
     seen = set()
     for tag, kind, value_count in struct.iter_unpack(order + entry, entries):
         if tag not in SIZE_TAGS:
             continue
+        # BITSPERSAMPLE has one value for each sample
         is_one = value_count == 1 or tag == TiffImagePlugin.BITSPERSAMPLE
-        if tag in seen or tag not in tags or kind not in WHOLE_NUMBERS or not is_one:
+        is_number = kind in WHOLE_NUMBERS and is_one
+        if tag in seen or tag not in tags or not is_number:
             raise DecodingError(
                 f"the TIFF image has the tag {tag} twice, or not as one whole number of 16 or 32 "
                 "bits; save it again, or as PNG"
@@ -188,7 +195,8 @@ def _high_bytes(image: Image.Image, tags: Mapping[int, Any]) -> Image.Image:
     # Pillow inverts images whose white is 0 only if they have 8 bits
     if tags.get(TiffImagePlugin.PHOTOMETRIC_INTERPRETATION) == WHITE_IS_ZERO:
         grey = ~grey
-    if (transparent := image.info.get("transparency")) is not None:
+    transparent = image.info.get("transparency")
+    if transparent is not None:
         grey[levels == transparent] = 255
     return Image.fromarray(grey)
 
@@ -196,7 +204,8 @@ def _high_bytes(image: Image.Image, tags: Mapping[int, Any]) -> Image.Image:
 def _strip_to_rgb(image: Image.Image) -> Image.Image:
     if image.has_transparency_data:
         rgba = image.convert("RGBA")
-        image = Image.alpha_composite(Image.new("RGBA", rgba.size, "white"), rgba)
+        white = Image.new("RGBA", rgba.size, "white")
+        image = Image.alpha_composite(white, rgba)
     return image.convert("RGB")
 
 

@@ -19,7 +19,7 @@ from serving.codecs.formats import (
     LONGEST_SIDE,
     PIXEL,
     START_OF_SCAN,
-    buffers,
+    decoder_memory,
     is_in_one_scan,
     to_rgb,
 )
@@ -121,7 +121,8 @@ class Header:
         image = self.image
         kind = image.format
         sides = f"{image.width}×{image.height}"
-        if (count := image.width * image.height) > most_pixels:
+        count = image.width * image.height
+        if count > most_pixels:
             raise DecodingError(
                 f"the image has {sides} = {count} pixels, the limit is {most_pixels}; send "
                 "it smaller"
@@ -137,8 +138,9 @@ class Header:
             is_plain = not getattr(image, "is_animated", True)
         else:
             is_plain = kind in JPEG and scans == 1 and is_in_one_scan(image, self.data)
-        self.buffer = 0 if is_plain else buffers(image, self.data, scans, most_pixels)
-        if self.memory > (most := most_memory(most_pixels)):
+        self.buffer = 0 if is_plain else decoder_memory(image, self.data, scans, most_pixels)
+        most = most_memory(most_pixels)
+        if self.memory > most:
             raise DecodingError(
                 f"decoding the {kind} image of {sides} pixels takes {self.memory} bytes, "
                 f"more than the limit of {most} ({BYTES_PER_PIXEL} a pixel); send it "
@@ -151,7 +153,8 @@ class Header:
     def memory(self) -> int:
         """Return how many bytes of memory decoding the image to RGB takes at most."""
         size = self.image.width * self.image.height * PIXEL
-        return size + max(size, self.buffer)  # besides the image, a buffer or a second image
+        second = max(size, self.buffer)  # a second image, or the decoder's buffer
+        return size + second
 
     def rgb(self) -> Image.Image:
         """Decode the image to RGB, apply its EXIF orientation, and blend transparent pixels with
@@ -178,7 +181,7 @@ class Header:
         Raise DecodingError."""
         image = self.image
         if image.format in JPEG and image.mode in ("RGB", "L"):
-            with suppress(Exception):
+            with suppress(Exception):  # then Pillow, which tolerates more errors, decodes it
                 if image.getexif().get(ExifTags.Base.Orientation, 1) == 1:
                     decoded: Pixels = simplejpeg.decode_jpeg(self.data, **self.smaller)
                     return decoded

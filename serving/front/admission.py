@@ -64,7 +64,8 @@ class Admission:
         """Choose the row in which the next worker that is forked counts. `worker` is a number that
         identifies it for remove_worker."""
         free = set(range(self.leases.rows)) - set(self._rows.values())
-        self._rows[worker] = self.row = min(free, default=0)
+        self.row = min(free, default=0)  # the worker inherits it
+        self._rows[worker] = self.row
 
     def remove_worker(self, worker: int) -> None:
         """Clear the counts of a worker that has ended."""
@@ -98,7 +99,7 @@ class Slot:
         self.size = 0
         self._counted = 0  # this slot's bytes in the shared counter: `size`, give or take SMALL
         self._column = -1  # the column of the model's counter, or -1 without a model
-        self._kept = 0  # this slot's bytes in the model's counter: `size` when `keep` was called
+        self._model_bytes = 0  # in the model's counter: `size` when `keep` was called
 
     def take(self, size: int, step: str) -> None:
         """Add `size` bytes of memory, which a step is about to take, to the account. Raise
@@ -166,7 +167,7 @@ class Slot:
                         f"in their bodies, {LIMITS}"
                     )
             self._column = column
-            self._kept = self.size
+            self._model_bytes = self.size
             self._count_model(1)
 
     def _check_waiting(self, model: str) -> None:
@@ -183,7 +184,7 @@ class Slot:
         """Add this request to the counters of its model and of ALL_MODELS or, if `sign` is -1,
         subtract it."""
         for counter in (self._column, ALL_MODELS):
-            self._admission.leases.add(self._admission.row, counter, sign, sign * self._kept)
+            self._admission.leases.add(self._admission.row, counter, sign, sign * self._model_bytes)
 
     def _release(self) -> None:
         """Stop counting the request for its model, if it has one."""

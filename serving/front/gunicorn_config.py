@@ -54,7 +54,7 @@ def post_fork(_server: Any, _worker: Any) -> None:
 
 
 def post_worker_init(worker: Any) -> None:
-    _reserve_files()
+    _reserve_metrics_files()
     services = _services(worker)
     _choose_socket(worker, services)
     threading.Thread(target=services.trim_memory, name="trim", daemon=True).start()
@@ -85,7 +85,7 @@ def _choose_socket(worker: Any, services: Services) -> None:
         sock.close()
 
 
-def _reserve_files() -> None:
+def _reserve_metrics_files() -> None:
     """Reserve disk space for this worker's metrics. prometheus_client maps the files into memory.
     If the disk is full, the kernel kills a process that writes to a page of a mapped file for which
     no space was reserved."""

@@ -5,13 +5,13 @@ import socket
 import threading
 from collections.abc import Callable
 
-LOOK_SECONDS = 1.0
+CHECK_SECONDS = 1.0
 ENDED = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
 
 
 class HangUps:
     """Detects when callers of streams disconnect, so that their requests can be cancelled, and
-    calls a function for each stream at least every LOOK_SECONDS. The thread that answers a request
+    calls a function for each stream at least every CHECK_SECONDS. The thread that answers a request
     cannot do this while it waits for Triton. So each worker has one thread for all streams.
 
     Thread-safe. The thread is started at the first use, which must be after gunicorn's fork.
@@ -19,17 +19,17 @@ class HangUps:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        # the callback and the check of each connection, keyed by its descriptor
+        # the functions `on_close` and `check` of each connection, keyed by its descriptor
         self._watched: dict[int, tuple[Callable[[], None], Callable[[], None]]] = {}
         self._epoll: select.epoll | None = None
 
     def watch(
         self,
         connection: socket.socket,
-        callback: Callable[[], None],
+        on_close: Callable[[], None],
         check: Callable[[], None] = lambda: None,
     ) -> None:
-        """Call `callback` once if the other side closes the connection, and `check` regularly.
+        """Call `on_close` once if the other side closes the connection, and `check` regularly.
         `forget` must be called before this side closes it."""
         with self._lock:
             if self._epoll is None:
@@ -37,23 +37,26 @@ class HangUps:
                 threading.Thread(
                     target=self._run, args=(self._epoll,), name="hang-ups", daemon=True
                 ).start()
-            self._watched[connection.fileno()] = callback, check
+            self._watched[connection.fileno()] = on_close, check
             self._epoll.register(connection.fileno(), ENDED | select.EPOLLONESHOT)
 
     def forget(self, connection: socket.socket | None) -> None:
         """Stop watching a connection, if it is being watched."""
+        if connection is None:
+            return
         with self._lock:
-            if connection and self._epoll and self._watched.pop(connection.fileno(), None):
+            was_watched = self._watched.pop(connection.fileno(), None) is not None
+            if self._epoll and was_watched:
                 self._epoll.unregister(connection.fileno())
 
     def _run(self, epoll: select.epoll) -> None:
         while True:
-            events = epoll.poll(LOOK_SECONDS)
+            events = epoll.poll(CHECK_SECONDS)
             with self._lock:
                 for descriptor, _ in events:
                     if descriptor in self._watched and _has_ended(descriptor):
-                        callback, _ = self._watched[descriptor]
-                        callback()
+                        on_close, _ = self._watched[descriptor]
+                        on_close()
                 for _, check in self._watched.values():
                     check()
 

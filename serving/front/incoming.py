@@ -96,10 +96,10 @@ class Incoming(flask.Request):
         except ValueError:  # the request did not come through nginx
             return monotonic()
 
-    def whole(self) -> bytes:
-        """Return the whole body, decompressed. nginx always sends the length of a body, so a
-        request without a Content-Length has no body. Raise a ServingError or one of werkzeug's
-        HTTPExceptions."""
+    def whole_body(self) -> bytes:
+        """Receive the whole body, and return it decompressed. nginx always sends the length of a
+        body, so a request without a Content-Length has no body. Raise a ServingError or one of
+        werkzeug's HTTPExceptions."""
         length = self.content_length or 0
         limit = flask.current_app.config["MAX_CONTENT_LENGTH"]
         if length > limit:
@@ -110,7 +110,8 @@ class Incoming(flask.Request):
         encoding = self.header("Content-Encoding")
         if not encoding:
             return data
-        reserved = reserve(UNPACKED * min(limit, DEFLATED * len(data)), "the unpacked body")
+        most = min(limit, DEFLATED * len(data))
+        reserved = reserve(UNPACKED * most, "the unpacked body")
         body = unpacked(data, encoding, limit)
         reserved.shrink(len(body))
         return body

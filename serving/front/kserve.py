@@ -11,8 +11,7 @@ from functools import partial
 
 from flask import Blueprint, Response
 
-from serving.bodies import documents
-from serving.bodies.documents import FlatBody, read_binary
+from serving.bodies.documents import FlatBody, read_binary, read_tensors
 from serving.bodies.kserve import HEADER_LENGTH, TensorBody
 from serving.bodies.reading import Body
 from serving.bodies.schemas import JsonObject, RepositoryIndex, read
@@ -36,7 +35,7 @@ def kserve_routes(infer: Callable[[Callable[[Incoming], Body], Target], Response
         Binary data needs the header Inference-Header-Content-Length, the length of the JSON in
         bytes.
         """
-        return infer(read_tensors, Target(PATH, name, version))
+        return infer(_read_tensor_body, Target(PATH, name, version))
 
     def generate(name: str, version: str | None = None) -> Response:
         """Answer a flat JSON object with exactly one response."""
@@ -65,7 +64,7 @@ def live() -> Response:
 
 def ready() -> Response:
     """Return {"ready": true} if /ping in mode `ready` returns 200, else 503 with the reason."""
-    services().monitoring.check()
+    services().monitoring.check_ready()
     return json_reply({"ready": True})
 
 
@@ -87,18 +86,20 @@ def index() -> Response:
     for name, versions in sorted(services().registry.index().items()):
         for version in versions:
             if version.state == "READY" or not only_ready:
+                # Triton may know the model by another name
                 fields = {**asdict(version), "name": name}
                 listed.append({key: value for key, value in fields.items() if value})
     return json_reply(listed)
 
 
-def read_tensors(source: Incoming) -> TensorBody:
+def _read_tensor_body(source: Incoming) -> TensorBody:
     """Parse the body of a request to …/infer. Raise a ServingError or an HTTPException."""
-    data = source.whole()
-    if (length := source.headers.get(HEADER_LENGTH)) is not None:
+    data = source.whole_body()
+    length = source.headers.get(HEADER_LENGTH)
+    if length is not None:
         return read_binary(length, HEADER_LENGTH, data, is_kserve=True)
-    return TensorBody(documents.read_tensors(data), len(data), is_kserve=True)
+    return TensorBody(read_tensors(data), len(data), is_kserve=True)
 
 
 def _read_flat(source: Incoming, stream: str = "") -> FlatBody:
-    return FlatBody(read(JsonObject, source.whole()), generates=True, stream=stream)
+    return FlatBody(read(JsonObject, source.whole_body()), generates=True, stream=stream)

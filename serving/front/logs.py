@@ -47,9 +47,10 @@ class JsonFormatter(logging.Formatter):
             line["request_id"] = record.request_id
         elif has_request_context():
             line["request_id"] = incoming().id
-        if record.exc_info and (error := record.exc_info[1]):
+        error = record.exc_info[1] if record.exc_info else None
+        if error:
             line["exception"] = type(error).__name__
-            line["trace"] = "\n".join(map(self._describe, _causes(error)))
+            line["trace"] = "\n".join(map(self._trace, _causes(error)))
         text = _as_json(line)
         while len(text) >= select.PIPE_BUF:
             longest = max(line, key=lambda name: len(line[name]))
@@ -57,7 +58,7 @@ class JsonFormatter(logging.Formatter):
             text = _as_json(line)
         return text
 
-    def _describe(self, error: BaseException) -> str:
+    def _trace(self, error: BaseException) -> str:
         frames = traceback.extract_tb(error.__traceback__)
         message = f": {error}" if self._messages else ""
         lines = [f"{type(error).__name__}{message}"]
@@ -74,7 +75,8 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
     """Yield the exception, its cause or else its context, the cause or context of that, etc."""
     while error is not None:
         yield error
-        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+        context = None if error.__suppress_context__ else error.__context__
+        error = error.__cause__ or context
 
 
 class JsonLogger(Logger):  # type: ignore[misc]

@@ -73,5 +73,6 @@ class Metrics:
         if "load" in source.timings:
             self._misses.inc()
         self._received.observe(source.content_length or 0)
-        if (length := response.content_length) is not None:
+        length = response.content_length
+        if length is not None:  # a stream has none
             self._sent.observe(length)

@@ -79,8 +79,8 @@ def managed(view: Callable[..., Response]) -> Callable[..., Response]:
 
 @contextmanager
 def _counted(counter: str) -> Iterator[None]:
-    """Count the result of the decorated view in the metric `counter`. The result is "ok" or the
-    code of an error."""
+    """Count the result of the decorated view, "ok" or the code of an error, in the attribute
+    `counter` of Metrics."""
     results: Counter = getattr(services().metrics, counter)
     try:
         yield
@@ -115,7 +115,7 @@ def answer_example(name: str) -> Response:
 
 @describing_routes.get("/models")
 @managed
-def models() -> Response:
+def list_models() -> Response:
     """List all models with their versions, states, clients, inputs and outputs.
 
     `version` is the version of this server. `refused` lists the changes to model folders that are
@@ -127,22 +127,23 @@ def models() -> Response:
     described = []
     table = registry.table.look()
     is_on_demand = table.policy == ON_DEMAND.name
-    for name, entries in sorted(registry.index().items()):
-        versions = [
-            {"version": e.version, "state": e.state or "UNAVAILABLE", "reason": e.reason}
-            for e in entries
+    for name, versions in sorted(registry.index().items()):
+        states = [
+            {"version": v.version, "state": v.state or "UNAVAILABLE", "reason": v.reason}
+            for v in versions
         ]
-        description: JsonObject = {"name": name, "versions": versions}
+        description: JsonObject = {"name": name, "versions": states}
         if is_on_demand and name in table.entries:
-            description |= _use_of(table.entries[name])
+            description |= _describe_use(table.entries[name])
         try:
-            description |= _describe(registry.get(name))
+            description |= _describe_model(registry.get(name))
         except ServingError as err:
             description["error"] = str(err)
         described.append(description)
     document: JsonObject = {"models": described, "version": VERSION}
-    if refused := [_refused(rejection) for rejection in table.rejected if rejection.is_current()]:
-        document["refused"] = refused
+    rejections = [rejection for rejection in table.rejected if rejection.is_current()]
+    if rejections:
+        document["refused"] = list(map(_describe_rejection, rejections))
     if is_on_demand:
         document["loading"] = table.loading
         with suppress(ModelNotReady):  # leave the list out if the manager does not answer in time
@@ -155,14 +156,14 @@ def models() -> Response:
     return json_reply(document)
 
 
-def _refused(rejection: Rejection) -> JsonObject:
-    refused = {"models": sorted(rejection.folders), "reasons": rejection.reasons}
+def _describe_rejection(rejection: Rejection) -> JsonObject:
+    description = {"models": sorted(rejection.folders), "reasons": rejection.reasons}
     if rejection.until == math.inf:
-        return refused
-    return refused | {"retried_in": round(rejection.until - time.monotonic(), 1)}
+        return description
+    return description | {"retried_in": round(rejection.until - time.monotonic(), 1)}
 
 
-def _use_of(entry: Entry) -> JsonObject:
+def _describe_use(entry: Entry) -> JsonObject:
     """Return the state of a model that is loaded on demand, how much memory it takes, and how many
     seconds ago its last call ended."""
     idle = time.monotonic() - services().admission.leases.last_use(entry.column)
@@ -170,7 +171,7 @@ def _use_of(entry: Entry) -> JsonObject:
     return {"state": entry.state, "bytes": size, "idle_seconds": round(idle, 1)}
 
 
-def _describe(served: ServedModel) -> JsonObject:
+def _describe_model(served: ServedModel) -> JsonObject:
     client = served.client
     model = served.model
     description: JsonObject = {
@@ -210,7 +211,7 @@ def execution_parameters() -> Response:
 @managing_routes.post("/models")
 @_counted("loads")
 @managed
-def load() -> Response:
+def load_model() -> Response:
     """Load the model of {"model_name", "url"}.
 
     Answers 200, or an error such as 400, 409 or 507. If the model's client cannot be created, the
@@ -219,10 +220,12 @@ def load() -> Response:
     app = services()
     source = incoming()
     model = read(Load, source.get_data(), hint='; send {"model_name": NAME, "url": FOLDER}')
+    # the name by which callers will call the model
     target = source.headers.get(TARGET_MODEL) or model.model_name
-    _ask("POST", name=model.model_name, url=model.url, target=target)
-    if reason := app.registry.get(target).client_error:
-        _ask("DELETE", name=model.model_name)
+    _ask_for_change("POST", name=model.model_name, url=model.url, target=target)
+    reason = app.registry.get(target).client_error
+    if reason:
+        _ask_for_change("DELETE", name=model.model_name)
         raise LoadFailed(f"'{target}' cannot be loaded: {reason}")
     return json_reply({"modelName": model.model_name, "modelUrl": model.url})
 
@@ -230,15 +233,15 @@ def load() -> Response:
 @naming_routes.delete("/models/<path:name>")
 @_counted("unloads")
 @managed
-def unload(name: str) -> Response:
+def unload_model(name: str) -> Response:
     """Unload a model. Answers 200 once its memory is free, or 404 if it is not loaded."""
-    _ask("DELETE", name=name)
+    _ask_for_change("DELETE", name=name)
     return Response(status=200, mimetype="application/json")
 
 
 @naming_routes.get("/models/<path:name>")
 @managed
-def get(name: str) -> Response:
+def get_loaded_model(name: str) -> Response:
     """Return the name and URL of a model. Answers 404 if the model is not loaded."""
     entry = services().registry.table.look().entries.get(name)
     if entry is None or entry.state != READY:
@@ -248,7 +251,7 @@ def get(name: str) -> Response:
 
 @managing_routes.get("/models")
 @managed
-def page() -> Response:
+def list_ready_models() -> Response:
     """List the models that are ready, in pages given by ?limit and ?next_page_token."""
     token = incoming().args.get("next_page_token", "")
     limit = incoming().args.get("limit", str(PAGE))
@@ -274,7 +277,7 @@ def page() -> Response:
     return json_reply(document)
 
 
-def _ask(method: str, **fields: str) -> None:
+def _ask_for_change(method: str, **fields: str) -> None:
     """Ask the model manager to load or unload a model. Raise the error that it returns, or
     ModelNotReady if it does not answer."""
     settings = services().settings

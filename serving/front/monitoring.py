@@ -42,7 +42,7 @@ class Monitoring:
         self.registry = registry
         self.status_file = status_file
 
-    def check(self) -> None:
+    def check_ready(self) -> None:
         """Raise TritonUnavailable if Triton is not live, or else the error that Models.unready
         returns, if any. Wait for ANSWER_SECONDS at most."""
         self.check_live()
@@ -96,11 +96,11 @@ class Monitoring:
             *counted,
             _gauge("in_flight", "Requests in flight in the Flask app", in_flight),
             _gauge("triton_up", "Whether Triton gave its metrics", is_up),
-            *_of_processes(read_status(self.status_file)),
-            *_of_models(table),
+            *_process_metrics(read_status(self.status_file)),
+            *_model_metrics(table),
         ]
         if table.policy == ON_DEMAND.name:
-            families.append(_hits(counted))
+            families.append(_hit_counter(counted))
         return generate_latest(_Families(families)) + triton
 
 
@@ -108,7 +108,7 @@ def _gauge(name: str, text: str, value: float) -> GaugeMetricFamily:
     return GaugeMetricFamily(f"serve_{name}", text, value=value)
 
 
-def _of_processes(processes: Mapping[str, ProcessStatus]) -> list[Metric]:
+def _process_metrics(processes: Mapping[str, ProcessStatus]) -> list[Metric]:
     starts = CounterMetricFamily(
         "serve_process_starts", "Starts of each process", labels=["process"]
     )
@@ -119,16 +119,17 @@ def _of_processes(processes: Mapping[str, ProcessStatus]) -> list[Metric]:
     return [starts, up]
 
 
-def _of_models(table: Models) -> list[Metric]:
+def _model_metrics(table: Models) -> list[Metric]:
     crashes = CounterMetricFamily(
         "serve_model_crashes", "Deaths of processes of a model", labels=["model"]
     )
     for name, deaths in sorted(table.deaths.items())[:MOST_MODELS]:
         crashes.add_metric([name], deaths)
     loading = {name for name, entry in table.entries.items() if entry.state in (ADDING, LOADING)}
+    loading.update(table.loading)
     families: list[Metric] = [
         crashes,
-        _gauge("models_loading", "Models that are being loaded", len(loading | {*table.loading})),
+        _gauge("models_loading", "Models that are being loaded", len(loading)),
     ]
     if table.policy == ON_DEMAND.name:
         for name, text in ON_DEMAND_COUNTS.items():
@@ -137,7 +138,7 @@ def _of_models(table: Models) -> list[Metric]:
     return families
 
 
-def _hits(counted: Iterable[Metric]) -> Metric:
+def _hit_counter(counted: Iterable[Metric]) -> Metric:
     """Return a counter of the requests that found their model loaded. It is the number of requests
     whose model was found, less those that waited for it, so no request has to count it."""
     hits = 0.0

@@ -18,6 +18,7 @@ from flask import Blueprint, Response, current_app, send_from_directory
 from msgspec.json import schema_components
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
+from clients.base import ModelClient
 from serving import VERSION
 from serving.bodies.forms import TEXT as TEXT_TYPE
 from serving.bodies.hugging_face import Pipeline
@@ -67,7 +68,7 @@ page_routes = Blueprint("page", __name__)
 def openapi() -> Response:
     """Return a description of this server's API, in OpenAPI 3.1."""
     clients = {name: client_class(name) for name in client_names()}
-    codes = _codes()
+    codes = _codes_by_status()
     paths: dict[str, JsonObject] = {}
     for path, rule in public_routes():
         text = inspect.getdoc(current_app.view_functions[rule.endpoint]) or ""
@@ -90,7 +91,7 @@ def openapi() -> Response:
     return json_reply(document)
 
 
-def _codes() -> dict[str, list[str]]:
+def _codes_by_status() -> dict[str, list[str]]:
     """Return the error codes for each HTTP status."""
     codes = defaultdict(list)
     for code, row in sorted(TABLE.items()):
@@ -115,7 +116,7 @@ def _operation(path: str, method: str, text: str, clients: JsonObject) -> JsonOb
     summary, _, more = text.partition("\n")
     reply: JsonObject = {"description": "the answer"}
     if path != "/ping" and method != "DELETE":
-        reply["content"] = _reply(path, method)
+        reply["content"] = _reply_content(path, method)
     operation: JsonObject = {
         "operationId": "_".join([method.lower(), *re.findall(r"\w+", path)]),
         "tags": [_tag(path)],
@@ -127,7 +128,8 @@ def _operation(path: str, method: str, text: str, clients: JsonObject) -> JsonOb
     if parameters := list(_parameters(path, method)):
         operation["parameters"] = parameters
     if method == "POST" and path != "/ping":
-        operation["requestBody"] = {"required": path != INDEX, "content": _body(path, clients)}
+        content = _body_content(path, clients)
+        operation["requestBody"] = {"required": path != INDEX, "content": content}
     return operation
 
 
@@ -163,7 +165,7 @@ def _json(schema: JsonObject) -> JsonObject:
     return {JSON_TYPE: {"schema": schema}}
 
 
-def _body(path: str, clients: JsonObject) -> JsonObject:
+def _body_content(path: str, clients: JsonObject) -> JsonObject:
     if body := JSON_BODIES.get(path):
         content = _json(_reference(f"schemas/{body.__name__}"))
         if body is Pipeline:
@@ -181,10 +183,10 @@ def _body(path: str, clients: JsonObject) -> JsonObject:
     of_shapes = [_reference(f"schemas/{shape.__name__}") for shape in SHAPES]
     content = _json({"anyOf": [*of_clients, *of_shapes]})
     content[JSON_TYPE]["examples"] = _examples(clients)
-    return content | _files(clients)
+    return content | _other_content(clients)
 
 
-def _files(clients: JsonObject) -> JsonObject:
+def _other_content(clients: JsonObject) -> JsonObject:
     """Return the `content` of a body that is not JSON: each media type with its schema."""
     kinds = {*LINES_TYPES, NPY_TYPE, BINARY_TYPE}
     for client in clients.values():
@@ -205,7 +207,7 @@ def _examples(clients: JsonObject) -> JsonObject:
     return examples
 
 
-def _reply(path: str, method: str) -> JsonObject:
+def _reply_content(path: str, method: str) -> JsonObject:
     if path == "/metrics":
         return {CONTENT_TYPE_PLAIN_0_0_4: {"schema": TEXT}}
     if path.startswith("/examples/"):
@@ -216,7 +218,8 @@ def _reply(path: str, method: str) -> JsonObject:
     if path.endswith("/generate_stream"):
         return stream
     whole = _json(OBJECT)
-    return whole | stream if method == "POST" and path != "/models" else whole
+    is_inference = method == "POST" and path != "/models"
+    return (whole | stream) if is_inference else whole
 
 
 def _schemas(clients: JsonObject) -> dict[str, JsonObject]:
@@ -229,6 +232,7 @@ def _schemas(clients: JsonObject) -> dict[str, JsonObject]:
     # least one other key is required.
     of_others = {"propertyNames": {"enum": [*schemas["Flat"]["properties"]]}}
     schemas["Flat"]["allOf"] = [{"not": of_others}]
+    # a body may name its model under only one of the keys
     for schema in (*schemas.values(), of_instances):
         if schema.get("properties", {}).keys() >= {*NAME_KEYS}:
             schema["not"] = {"required": [*NAME_KEYS]}
@@ -236,26 +240,32 @@ def _schemas(clients: JsonObject) -> dict[str, JsonObject]:
     error = _object(message=TEXT, type=TEXT, code=TEXT)
     schemas[f"{OPENAI_FORM}Error"] = _object(error=error)
     for name, client in clients.items():
-        # Leave out the defaults, because generated API clients would send all of them, although a
-        # model may have other defaults, and a text task accepts only some of the parameters.
-        parameters = {
-            parameter.name: parameter.schema() | {"description": parameter.help}
-            for parameter in client.parameters
-        }
-        fields = dict(of_instances["properties"])
-        fields["instances"] = fields["instances"] | {
-            "description": f"each is {client.codec.expected}",
-            "items": client.codec.schema,
-        }
-        accepted = {
-            "type": ["object", "null"],
-            "description": "GET /models lists those of each model, with their defaults",
-            "properties": parameters,
-            "additionalProperties": False,
-        }
-        about = {"title": name, "description": inspect.getdoc(client)}
-        schemas[name] = of_instances | about | {"properties": fields | {"parameters": accepted}}
+        schemas[name] = _instances_schema(name, client, of_instances)
     return schemas
+
+
+def _instances_schema(name: str, client: type[ModelClient], shape: JsonObject) -> JsonObject:
+    """Return the schema of a body with `instances` for a client. `shape` is the schema without what
+    depends on the client."""
+    # Leave out the defaults, because generated API clients would send all of them, although a model
+    # may have other defaults, and a text task accepts only some of the parameters.
+    parameters = {
+        parameter.name: parameter.schema() | {"description": parameter.help}
+        for parameter in client.parameters
+    }
+    properties = dict(shape["properties"])
+    properties["instances"] = properties["instances"] | {
+        "description": f"each is {client.codec.expected}",
+        "items": client.codec.schema,
+    }
+    properties["parameters"] = {
+        "type": ["object", "null"],
+        "description": "GET /models lists those of each model, with their defaults",
+        "properties": parameters,
+        "additionalProperties": False,
+    }
+    about = {"title": name, "description": inspect.getdoc(client)}
+    return shape | about | {"properties": properties}
 
 
 def _object(**properties: JsonObject) -> JsonObject:

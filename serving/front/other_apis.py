@@ -54,12 +54,12 @@ def other_api_routes(infer: Callable[[Callable[[Incoming], Body], Target], Respo
     """Return a blueprint with the routes. `infer` answers each request (predictor.py)."""
     routes = Blueprint("other_apis", __name__)
 
-    def add(path: str, body: type[ApiBody]) -> None:
+    def add_route(path: str, body: type[ApiBody]) -> None:
         def answer(name: str = "") -> Response:
             target = Target(PATH, name) if name else incoming().target
             return infer(partial(read_api, body), target)
 
-        answer.__doc__ = body.__doc__
+        answer.__doc__ = body.__doc__  # for /openapi.json
         routes.add_url_rule(path, path, answer, methods=["POST"])
 
     def predict(name: str) -> Response:
@@ -68,7 +68,7 @@ def other_api_routes(infer: Callable[[Callable[[Incoming], Body], Target], Respo
 
     routes.record_once(_add_converter)
     for path, body in BODIES.items():
-        add(path, body)
+        add_route(path, body)
     routes.add_url_rule(PREDICT, view_func=predict, methods=["POST"])
     routes.add_url_rule("/v1/models", view_func=models, methods=["GET"])
     routes.add_url_rule("/v1/models/<plain:name>", view_func=model, methods=["GET"])
@@ -88,7 +88,7 @@ def _add_converter(state: BlueprintSetupState) -> None:
 def read_api(body: type[ApiBody], source: Incoming) -> ApiBody:
     """Parse the whole body of the request, and return it as an object of the class `body`. Raise a
     ServingError or an HTTPException."""
-    return body.of(source.whole())
+    return body.of(source.whole_body())
 
 
 def read_by_attribute(source: Incoming) -> ApiBody:
@@ -102,7 +102,7 @@ def read_by_attribute(source: Incoming) -> ApiBody:
 
 def read_predict(source: Incoming) -> Instances:
     """Parse the body of a request to KServe v1. Raise a ServingError or an HTTPException."""
-    return read_instances(read(JsonObject, source.whole()), "instances")
+    return read_instances(read(JsonObject, source.whole_body()), "instances")
 
 
 @managed

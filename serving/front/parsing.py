@@ -81,7 +81,7 @@ def read_invocation(source: Incoming) -> Body:
         stream = streamed_type(source.header("Accept")) or EVENT_STREAM
     return read_body(
         source.environ.get("CONTENT_TYPE", ""),
-        source.whole(),
+        source.whole_body(),
         generates=settings.inference_type != "infer",
         stream=stream,
     )

@@ -65,8 +65,9 @@ def error_reply(error: Exception) -> Response:
 
 def _reply(error: ServingError) -> Response:
     fields = error.fields()
-    if isinstance(error, TritonUnavailable) and (state := services().monitoring.describe_triton()):
-        fields["error"] += f" [{state}]"
+    if isinstance(error, TritonUnavailable):
+        state = services().monitoring.describe_triton()
+        fields["error"] += f" [{state}]" if state else ""
     document: JsonObject = {**fields, "request_id": incoming().id}
     if OPENAI.match(incoming().path):
         document = {"error": _openai_error(fields, error.status)}

@@ -27,13 +27,13 @@ SHARED_MEMORY_PART = 8
 MOST_SHARED_MEMORY = 256 * 2**20
 IDLE_SECONDS = 2.0  # a worker is idle if no request has begun or ended for this long
 # When requests have freed this many bytes, even a busy worker returns freed memory to the system.
-MUCH = 2**28
+MUCH_FREED = 2**28
 
 
 class Services:
     """The objects that the routes share. They are created once per app."""
 
-    def __init__(self, settings: Settings, shared_memory: str) -> None:
+    def __init__(self, settings: Settings, shared_prefix: str) -> None:
         self.settings = settings
         shared_limit = min(shm_size() // SHARED_MEMORY_PART, MOST_SHARED_MEMORY)
         self.gateway = TritonGateway(
@@ -41,12 +41,12 @@ class Services:
             settings.grpc_timeout,
             metrics_socket=settings.triton_metrics,
             stream_timeout=settings.stream_timeout,
-            shared_prefix=shared_memory,
+            shared_prefix=shared_prefix,
             shared_limit=shared_limit // settings.all_workers,
         )
-        is_served = settings.run_dir.is_absolute()
-        # if the app runs without `serve`, there is no run folder with a file of leases
-        leases = settings.leases_file if is_served else None
+        # `serve` makes the run folder absolute; without `serve`, there is no file of leases in it
+        has_run_folder = settings.run_dir.is_absolute()
+        leases = settings.leases_file if has_run_folder else None
         self.admission = Admission(
             limit=settings.max_concurrency,
             most_bytes=settings.request_memory,
@@ -83,8 +83,8 @@ class Services:
         two idle workers hold 120 MB with this method, and 390 MB without it.
         """
         libc = ctypes.CDLL(None)
-        trimmed = 0.0
-        returned = 0
+        trimmed = 0.0  # the value of last_active when the worker was last idle
+        returned = 0  # the value of freed when memory was last returned
         while True:
             time.sleep(IDLE_SECONDS)
             active = self.admission.last_active
@@ -94,7 +94,7 @@ class Services:
                 self.gateway.shared_memory.trim()
                 gc.collect()  # only when idle, because requests would have to wait for it
                 trimmed = active
-            if is_idle or freed - returned > MUCH:
+            if is_idle or freed - returned > MUCH_FREED:
                 libc.malloc_trim(0)
                 returned = freed
 

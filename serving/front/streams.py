@@ -28,7 +28,7 @@ KEPT = 2**21  # bytes of a reply that nginx buffers for a slow caller (nginx.con
 # Seconds in which a caller must read each piece. Without a limit, it could hold its slot forever.
 WRITE_SECONDS = 10.0
 # X-Accel-Buffering tells nginx not to buffer the reply
-HEADERS = {"X-Accel-Buffering": "no", "Cache-Control": "no-cache"}
+STREAM_HEADERS = {"X-Accel-Buffering": "no", "Cache-Control": "no-cache"}
 # Maps the media type of a stream to the formats of a response and of an error.
 FORMATS = {
     EVENT_STREAM: (b"data: %b\n\n", b"event: error\ndata: %b\n\n"),
@@ -64,13 +64,15 @@ def stream_reply(source: Incoming, job: Job) -> Response:
         if not isinstance(err, InferenceFailed):
             raise
         failure = error_reply(err)
-        failure.data = FORMATS[job.request.stream][1] % failure.data
+        _, error_event = FORMATS[job.request.stream]
+        failure.data = error_event % failure.data
         failure.mimetype = job.request.stream
         return failure
     if connection is not None:
         connection.settimeout(WRITE_SECONDS)
-    events = _events(job, run, chain(first, map(job.line, results)), report)
-    response = Ending(events, mimetype=job.request.stream, headers=HEADERS)
+    lines = chain(first, map(job.line, results))
+    pieces = _stream_pieces(job, run, lines, report)
+    response = SelfClosingResponse(pieces, mimetype=job.request.stream, headers=STREAM_HEADERS)
     if job.session:
         response.headers.update(job.session.headers())
     response.call_on_close(results.close)
@@ -90,10 +92,11 @@ def response_of(source: Incoming, reply: Reply) -> Response:
     # the next piece only after it has passed on everything in its buffer.
     connection.settimeout(WRITE_SECONDS * (1 + KEPT // PIECE))
     headers = {**reply.headers, "Content-Length": str(length)}
-    return Ending(_all_pieces(reply.content), content_type=reply.content_type, headers=headers)
+    pieces = _reply_pieces(reply.content)
+    return SelfClosingResponse(pieces, content_type=reply.content_type, headers=headers)
 
 
-def _all_pieces(content: bytes) -> Iterator[bytes]:
+def _reply_pieces(content: bytes) -> Iterator[bytes]:
     """Yield the pieces of a large reply. Stop when the request has no time left."""
     try:
         yield from _pieces(content)
@@ -102,25 +105,26 @@ def _all_pieces(content: bytes) -> Iterator[bytes]:
 
 
 def _pieces(content: bytes) -> Iterator[bytes]:
+    """Yield the content in pieces. Raise TooLate if the request has no time left."""
     for start in range(0, len(content), PIECE):
         check_time()
         yield content[start : start + PIECE]
 
 
-class Ending(Response):
+class SelfClosingResponse(Response):
     """A response that is sent in pieces. It closes itself, once, right after its last piece, before
     gunicorn does. So the slot of a chunked stream is free before the caller sees the stream's end.
     For a reply with a Content-Length, the caller sees the end just before the slot is free."""
 
-    has_ended = False
+    is_closed = False
 
     def iter_encoded(self) -> Iterator[bytes]:
         yield from super().iter_encoded()
         self.close()
 
     def close(self) -> None:
-        if not self.has_ended:
-            self.has_ended = True
+        if not self.is_closed:
+            self.is_closed = True
             super().close()
 
 
@@ -133,7 +137,7 @@ def _first_line(job: Job, results: Iterator[Any]) -> tuple[list[bytes], str]:
     return [], ""
 
 
-def _events(
+def _stream_pieces(
     job: Job, run: Run, lines: Iterator[bytes], report: Callable[[BackendDied], ServingError]
 ) -> Iterator[bytes]:
     """Yield the pieces of an event for each line. If an error occurs, yield it as the last event,
@@ -141,13 +145,13 @@ def _events(
     event, error_event = FORMATS[job.request.stream]
     try:
         for line in lines:
-            yield from _event(event % line)
+            yield from _event_pieces(event % line)
     except Exception as err:
         if not run.is_cancelled:
             yield error_event % _last_error(job.request.id, err, report)
 
 
-def _event(event: bytes) -> Iterator[bytes]:
+def _event_pieces(event: bytes) -> Iterator[bytes]:
     # reserve twice its size, because the line that it was made from is still in memory
     with reserve(2 * len(event), "an event of the stream"):
         yield from _pieces(event)

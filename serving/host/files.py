@@ -23,9 +23,11 @@ def replace_file(file: Path, data: bytes, mode: int = 0o666) -> None:
         raise
 
 
-def digest(name: str) -> str:
-    """Return a hash of `name` that is safe as a file name. `name` may contain any characters."""
-    return hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+def digest(text: str) -> str:
+    """Return a hash of `text`, which may contain any characters. The hash is safe as a file
+    name."""
+    data = text.encode("utf-8", "surrogatepass")
+    return hashlib.sha256(data).hexdigest()[:32]
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ def cpu_quota(root: Path = ROOT) -> float:
         *_limits(root, "", "cpu.max"),
         *_limits(root, "cpu", "cpu.cfs_quota_us", "cpu.cfs_period_us"),
     ]
-    limited = [pair for pair in pairs if len(pair) == 2 and min(pair) > 0]
+    limited = [pair for pair in pairs if len(pair) == 2 and min(pair) > 0]  # -1 means no limit
     quotas = [quota / period for quota, period in limited]
     return min([float(len(os.sched_getaffinity(0))), *quotas])
 
@@ -46,10 +46,10 @@ def memory_limit(root: Path = ROOT) -> int:
     or the memory of the machine, whichever is lower."""
     limits = [*_limits(root, "", "memory.max"), *_limits(root, "memory", "memory.limit_in_bytes")]
     lines = (root / "proc/meminfo").read_text().splitlines()
-    line = next(line for line in lines if line.startswith("MemTotal:"))
-    total = int(line.split()[1]) * 1024
+    totals = [line for line in lines if line.startswith("MemTotal:")]
+    kilobytes = int(totals[0].split()[1])
     limited = [limit for limit in chain.from_iterable(limits) if limit > 0]
-    return min([total, *limited])
+    return min([1024 * kilobytes, *limited])
 
 
 def has_gpu(root: Path = ROOT) -> bool:
@@ -74,9 +74,8 @@ def processor_features(root: Path = ROOT) -> frozenset[str]:
 def gpu_count(root: Path = ROOT) -> int:
     """Return the number of NVIDIA GPUs. Inside a container, only the GPUs that were assigned to it
     are visible."""
-    return sum(
-        path.name.removeprefix("nvidia").isdecimal() for path in (root / "dev").glob("nvidia*")
-    )
+    names = [path.name for path in (root / "dev").glob("nvidia*")]  # nvidia0, nvidiactl, …
+    return sum(name.removeprefix("nvidia").isdecimal() for name in names)
 
 
 def shm_size(root: Path = ROOT) -> int:

@@ -22,7 +22,7 @@ FEWEST_WORDS = 4  # the minimum number of words in a stub's command line
 FILE = 1  # the model's file
 INSTANCE = -2  # the instance's name, which also occurs in Triton's messages
 PROC = Path("/proc")
-# positions of fields in the list that _status returns
+# positions of fields in the list that _stat_fields returns
 STATE = 0
 PARENT = 1
 EXIT_CODE = 49
@@ -40,8 +40,10 @@ def remove_leftovers(pattern: str, program: str, since: float) -> None:
     before `since`. Do nothing if another process called `program` runs, because the folders may
     belong to it."""
     folders = glob.glob(pattern)  # noqa: PTH207
+    if not folders:
+        return
     name = f"{program}\n".encode()
-    if folders and any(_read(file) == name for file in PROC.glob("[0-9]*/comm")):
+    if any(_read(file) == name for file in PROC.glob("[0-9]*/comm")):
         return
     for folder in map(Path, folders):
         with suppress(OSError):
@@ -55,59 +57,67 @@ def describe_exit(code: int, meaning: str = "") -> str:
     why the process was killed, if that is known."""
     if code >= 0:
         return f"exited with status {code}"
-    is_known = -code in set(signal.Signals)
-    name = signal.Signals(-code).name if is_known else f"signal {-code}"
-    meaning = meaning or MEANINGS.get(-code, "")
+    number = -code
+    is_known = number in set(signal.Signals)
+    name = signal.Signals(number).name if is_known else f"signal {number}"
+    meaning = meaning or MEANINGS.get(number, "")
     return f"was killed by {name} ({meaning})" if meaning else f"was killed by {name}"
 
 
 def last_line(output: str) -> str:
     """Return the last line of a program's output, which usually says why the program ended."""
-    return (output.strip().splitlines() or ["it says nothing"])[-1]
+    lines = output.strip().splitlines()
+    return lines[-1] if lines else "it says nothing"
 
 
-def used_by(pid: int) -> int:
+def memory_used_by(pid: int) -> int:
     """Return how many bytes of unreclaimable memory a process and its descendants hold. These are
     the anonymous pages of all of them, and the shared memory of the process itself. Return 0 if the
     process no longer exists."""
-    own = sum(_bytes(process, b"RssAnon:") for process in tree(pid))
-    return own + _bytes(pid, b"RssShmem:")
+    anonymous = sum(_memory(process, b"RssAnon:") for process in process_tree(pid))
+    return anonymous + _memory(pid, b"RssShmem:")
 
 
 def memory_by_model(server: int) -> dict[str, int]:
     """Return how many bytes of unreclaimable memory the stubs of each model hold, keyed by Triton's
     name for the model. The key "" stands for tritonserver itself."""
-    sizes = {"": _bytes(server, b"RssAnon:") + _bytes(server, b"RssShmem:")}
+    sizes = {"": _memory(server, b"RssAnon:") + _memory(server, b"RssShmem:")}
     stubs = Stubs()
     stubs.look(server)
     for stub in stubs.all():
-        sizes[stub.model] = sizes.get(stub.model, 0) + _bytes(stub.pid, b"RssAnon:")
+        sizes[stub.model] = sizes.get(stub.model, 0) + _memory(stub.pid, b"RssAnon:")
     return sizes
 
 
-def _bytes(pid: int, field: bytes) -> int:
-    lines = _read(PROC / f"{pid}/status").splitlines()
-    kilobytes = (int(line.split()[1]) for line in lines if line.startswith(field))
-    return 1024 * next(kilobytes, 0)
+def _memory(pid: int, field: bytes) -> int:
+    """Return one of the sizes in /proc/PID/status in bytes, or 0 if the process no longer
+    exists."""
+    for line in _read(PROC / f"{pid}/status").splitlines():
+        if line.startswith(field):
+            return 1024 * int(line.split()[1])
+    return 0
 
 
-def tree(pid: int) -> Iterator[int]:
+def process_tree(pid: int) -> Iterator[int]:
     """Yield a process and all of its descendants."""
     children: dict[int, list[int]] = {}
     for entry in PROC.glob("[0-9]*"):
         child = int(entry.name)
-        if fields := _status(child):
+        fields = _stat_fields(child)
+        if fields:
             children.setdefault(int(fields[PARENT]), []).append(child)
     waiting = [pid]
     while waiting:
-        yield (parent := waiting.pop())
+        parent = waiting.pop()
+        yield parent
         waiting += children.get(parent, [])
 
 
-def _status(pid: int) -> list[bytes]:
-    """Return the fields that follow the program's name in /proc/PID/stat. The name is in
-    parentheses and may contain any characters."""
-    return _read(PROC / f"{pid}/stat").rpartition(b")")[2].split()
+def _stat_fields(pid: int) -> list[bytes]:
+    """Return the fields that follow the program's name in /proc/PID/stat, or [] if the process no
+    longer exists. The name is in parentheses and may contain any characters."""
+    _, _, rest = _read(PROC / f"{pid}/stat").rpartition(b")")
+    return rest.split()
 
 
 def _read(file: Path) -> bytes:
@@ -120,13 +130,13 @@ def _read(file: Path) -> bytes:
 @dataclass(frozen=True)
 class Stub:
     """A process in which Triton's Python backend runs an instance of a model. `file` is
-    REPOSITORY/MODEL/VERSION/FILE. `alive` is when the process was last seen alive
+    REPOSITORY/MODEL/VERSION/FILE. `seen_alive` is when the process was last seen alive
     (time.monotonic)."""
 
     pid: int
     file: Path
     instance: str
-    alive: float
+    seen_alive: float
 
     @property
     def model(self) -> str:
@@ -155,23 +165,26 @@ class Stubs:
         """Return the stubs that have died, except those that an earlier call returned, each with a
         description of how it ended. A stub counts as dead only if two calls find it dead, because
         tritonserver may be about to reap it."""
-        seen = self._seen
-        before = self._zombies
+        seen_before = self._seen
+        zombies_before = self._zombies
         dead: list[tuple[Stub, str]] = []
         self._seen = {}
         self._zombies = set()
-        for pid in sorted(tree(server)):
+        for pid in sorted(process_tree(server)):
             if stub := _stub(pid):  # None for a zombie, which has no command line
                 self._seen[pid] = stub
                 continue
-            fields = _status(pid)
-            if pid in seen and fields and fields[STATE] == b"Z":
-                self._zombies.add(pid)
-                if pid in before:
-                    code = os.waitstatus_to_exitcode(int(fields[EXIT_CODE]))
-                    dead.append((seen[pid], f"it {describe_exit(code)}"))
-                else:  # it counts as dead if the next call finds it dead too
-                    self._seen[pid] = seen[pid]
+            fields = _stat_fields(pid)
+            is_zombie = fields and fields[STATE] == b"Z"
+            if not is_zombie or pid not in seen_before:  # not a stub, or returned before
+                continue
+            stub = seen_before[pid]
+            self._zombies.add(pid)
+            if pid in zombies_before:
+                code = os.waitstatus_to_exitcode(int(fields[EXIT_CODE]))
+                dead.append((stub, f"it {describe_exit(code)}"))
+            else:  # it counts as dead if the next call finds it dead too
+                self._seen[pid] = stub
         return dead
 
     def all(self) -> list[Stub]:

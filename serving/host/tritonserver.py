@@ -46,15 +46,15 @@ def package(name: str = PACKAGE) -> Path:
 
 def binary() -> Path:
     """Return the path of the installed tritonserver. Raise FileNotFoundError if there is none."""
-    return (NVIDIA_IMAGE if is_nvidia_image() else package()) / "bin" / "tritonserver"
+    folder = NVIDIA_IMAGE if is_nvidia_image() else package()
+    return folder / "bin" / "tritonserver"
 
 
 def backend_directory() -> Path:
     """Return the folder that contains Triton's backends. In NVIDIA's image it is NVIDIA's own,
     elsewhere triton/backends under sys.prefix."""
-    return (
-        NVIDIA_IMAGE / "backends" if is_nvidia_image() else Path(sys.prefix) / "triton" / "backends"
-    )
+    folder = NVIDIA_IMAGE if is_nvidia_image() else Path(sys.prefix) / "triton"
+    return folder / "backends"
 
 
 def python_backends(folder: Path) -> list[str]:
@@ -65,7 +65,8 @@ def python_backends(folder: Path) -> list[str]:
 
 def only_python_backends(folder: Path) -> bool:
     """Return whether all backends in the folder are Python backends."""
-    return {backend.name for backend in folder.glob("*/")} <= {*python_backends(folder)}
+    names = {backend.name for backend in folder.glob("*/")}
+    return names <= set(python_backends(folder))
 
 
 def command(flags: Mapping[str, object], backends: Path, prefix: str) -> list[str]:
@@ -90,9 +91,21 @@ def environment(base: Mapping[str, str], python: str = PYTHON) -> dict[str, str]
     """
     if is_nvidia_image():
         return dict(base)
-    library_folders = [package().parent.parent / f"{DISTRIBUTION.replace('-', '_')}.libs"]
-    name = f"libpython{python}.so.1.0"
+    # the shared libraries that the wheel contains
+    wheel_libraries = package().parent.parent / f"{DISTRIBUTION.replace('-', '_')}.libs"
     existing = base.get("LD_LIBRARY_PATH", "")
+    library_folders = [wheel_libraries, *_folders_of_libpython(python, existing)]
+    return dict(base) | {
+        "LD_LIBRARY_PATH": _prepended(library_folders, existing),
+        "PATH": _prepended([Path(sys.executable).parent], base.get("PATH", os.defpath)),
+    }
+
+
+def _folders_of_libpython(python: str, existing: str) -> list[Path]:
+    """Return the folder that contains the shared library of this version of Python, or [] if the
+    dynamic linker finds it anyway. `existing` is LD_LIBRARY_PATH. Raise FileNotFoundError if the
+    library is missing."""
+    name = f"libpython{python}.so.1.0"
     configured = Path(sysconfig.get_config_var("LIBDIR") or "/usr/lib")
     candidates = [
         configured,
@@ -100,29 +113,27 @@ def environment(base: Mapping[str, str], python: str = PYTHON) -> dict[str, str]
         Path(sys.base_prefix) / "lib",
     ]
     candidates += [Path(folder) for folder in existing.split(os.pathsep) if folder]
-    if with_library := [folder for folder in candidates if (folder / name).is_file()]:
-        library_folders.append(with_library[0])
-    elif not ctypes.util.find_library(f"python{python}"):
-        raise FileNotFoundError(
-            f"{name} is missing, to which Triton's Python stub is linked: install Debian's "
-            f"libpython{python}, or a Python built with --enable-shared"
-        )
-    return dict(base) | {
-        "LD_LIBRARY_PATH": _prepended(library_folders, existing),
-        "PATH": _prepended([Path(sys.executable).parent], base.get("PATH", os.defpath)),
-    }
+    for folder in candidates:
+        if (folder / name).is_file():
+            return [folder]
+    if ctypes.util.find_library(f"python{python}"):
+        return []
+    raise FileNotFoundError(
+        f"{name} is missing, to which Triton's Python stub is linked: install Debian's "
+        f"libpython{python}, or a Python built with --enable-shared"
+    )
 
 
 def version() -> str:
     """Return the version of the installed tritonserver, such as "2.51.0", or "" if it is
     unknown."""
-    if not is_nvidia_image():
-        with contextlib.suppress(metadata.PackageNotFoundError):
-            return TRITON_IN_PACKAGE.get(metadata.version(DISTRIBUTION), "")
-        return ""
-    with contextlib.suppress(OSError):
-        return (NVIDIA_IMAGE / "TRITON_VERSION").read_text().strip()
-    return os.environ.get("TRITON_SERVER_VERSION", "")
+    if is_nvidia_image():
+        with contextlib.suppress(OSError):
+            return (NVIDIA_IMAGE / "TRITON_VERSION").read_text().strip()
+        return os.environ.get("TRITON_SERVER_VERSION", "")
+    with contextlib.suppress(metadata.PackageNotFoundError):
+        return TRITON_IN_PACKAGE.get(metadata.version(DISTRIBUTION), "")
+    return ""
 
 
 def with_stub_wait(environ: Mapping[str, str], prefix: str = sys.prefix) -> dict[str, str]:
@@ -140,8 +151,9 @@ def with_stub_wait(environ: Mapping[str, str], prefix: str = sys.prefix) -> dict
     return dict(environ) | {"LD_PRELOAD": _prepended([library], environ.get("LD_PRELOAD", ""))}
 
 
-def _prepended(folders: list[Path], existing: str) -> str:
-    """Return the search path `existing` with `folders` moved or added to its beginning."""
-    names = [str(folder) for folder in folders]
+def _prepended(paths: list[Path], existing: str) -> str:
+    """Return the list `existing` of paths, separated by colons, with `paths` moved or added to its
+    beginning."""
+    names = [str(path) for path in paths]
     kept = [name for name in existing.split(os.pathsep) if name and name not in names]
     return os.pathsep.join(names + kept)

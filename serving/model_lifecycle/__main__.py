@@ -107,7 +107,7 @@ class Watch:
         self.manager = manager
         self.policy = policy
         self.recovery = Recovery(manager)
-        self._has_taken_up = False
+        self._has_recorded_loads = False  # whether all models of this tritonserver are in the table
 
     def step(self) -> None:
         """Check once, and update the table. If tritonserver has ended, mark its models as loading.
@@ -118,38 +118,39 @@ class Watch:
             if before:
                 log.info("tritonserver has ended; the next one loads its models again")
             self.manager.record_server(pid)
-            self._has_taken_up = False
+            self._has_recorded_loads = False
         if not pid:
             return
-        if not self._has_taken_up:
+        if not self._has_recorded_loads:
             self.recovery.watch(pid)
-            for entry, reason in self.manager.take_up():
-                self.policy.failed(entry, reason)
+            for entry, reason in self.manager.record_loads():
+                self.policy.handle_failure(entry, reason)
             entries = self.manager.models().entries.values()
-            self._has_taken_up = all(entry.state != LOADING for entry in entries)
+            self._has_recorded_loads = all(entry.state != LOADING for entry in entries)
         self.recovery.step()
 
 
 def repeat(step: Callable[[], None], seconds: float, failure: str) -> None:
     """Call `step` forever, with a pause of `seconds` between the calls. Do not log an error again
     if the next call fails in the same way."""
-    logged = ""
+    last_error = ""
     while True:
-        text = ""
+        error = ""
         try:
             step()
         except (TritonUnavailable, TritonTimeout):
             log.debug("tritonserver does not answer; trying again")
         except Exception as err:
-            if (text := f"{failure}: {type(err).__name__}: {err}") != logged:
-                log.error(text, exc_info=not isinstance(err, OSError))
-        logged = text
+            error = f"{failure}: {type(err).__name__}: {err}"
+            if error != last_error:
+                log.error(error, exc_info=not isinstance(err, OSError))
+        last_error = error
         time.sleep(seconds)
 
 
-def start(*loop: Any) -> None:
+def repeat_in_thread(step: Callable[[], None], seconds: float, failure: str) -> None:
     """Call `repeat` with these arguments in a new thread."""
-    threading.Thread(target=repeat, args=loop, daemon=True).start()
+    threading.Thread(target=repeat, args=(step, seconds, failure), daemon=True).start()
 
 
 def main() -> None:
@@ -157,12 +158,11 @@ def main() -> None:
     logging.basicConfig(
         format="%(levelname)s: %(message)s", level=settings.log_level.upper(), stream=sys.stdout
     )
-    manager = Manager(
-        settings, TritonGateway(f"unix:{settings.triton_grpc}", settings.grpc_timeout)
-    )
+    gateway = TritonGateway(f"unix:{settings.triton_grpc}", settings.grpc_timeout)
+    manager = Manager(settings, gateway)
     policy = POLICIES[settings.policy.name](manager)
     watch = Watch(manager, policy)
-    start(watch.step, WATCH_PAUSE, "cannot look at the models' processes")
+    repeat_in_thread(watch.step, WATCH_PAUSE, "cannot look at the models' processes")
     Examples(manager, policy).start()
     settings.deaths_socket.unlink(missing_ok=True)
     deaths = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -172,10 +172,9 @@ def main() -> None:
         fields = json.loads(deaths.recv(64 * 1024))
         watch.recovery.report(Report(**fields))
 
-    start(receive_death, 0.0, "cannot read the report of a dead process")
-    threading.Thread(
-        target=Server(str(settings.manager_socket), policy).serve_forever, daemon=True
-    ).start()
+    repeat_in_thread(receive_death, 0.0, "cannot read the report of a dead process")
+    server = Server(str(settings.manager_socket), policy)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
     repeat(policy.step, POLICY_PAUSE, "cannot update the models; what is served stays")
 
 

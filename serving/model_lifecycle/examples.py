@@ -77,7 +77,7 @@ class Examples(threading.Thread):
         try:
             self._ask(entry.name)
         except ModelFailed as err:
-            self.policy.failed(entry, err.reason)
+            self.policy.handle_failure(entry, err.reason)
         except ServingError as err:
             self.manager.update(entry, reason=str(err))
             return NO_VERDICT

@@ -12,7 +12,8 @@ def load(
     gateway: Connection, store: Store, name: str, parts: Collection[str], seconds: float
 ) -> tuple[str, ...]:
     """Make Triton load the model `name`, with the models that it calls. `parts` contains their
-    names, and may contain others. Return the versions that were loaded. Raise a ServingError."""
+    names, and may contain others. If that fails, switch those that OpenVINO rejects to ONNX
+    Runtime, and try once more. Return the versions that were loaded. Raise a ServingError."""
     try:
         return gateway.load(name, seconds)
     except (OutOfMemory, TritonTimeout, TritonUnavailable):
@@ -22,9 +23,12 @@ def load(
         if parts:
             with store.lock:  # Triton's index fails if a staged folder changes meanwhile
                 index = gateway.index()
-            failed = [each for each in index if each.has_failed and each.name in parts]
-            reasons |= {each.name: each.reason for each in failed}
-        switched = [store.leave_openvino(each, reason) for each, reason in reasons.items()]
-        if not any(switched):
+            for version in index:
+                if version.has_failed and version.name in parts:
+                    reasons[version.name] = version.reason
+        has_switched = False
+        for model, reason in reasons.items():
+            has_switched |= store.leave_openvino(model, reason)
+        if not has_switched:
             raise
         return gateway.load(name, seconds)

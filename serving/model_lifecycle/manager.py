@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +47,7 @@ class Manager:
         self._models = self._table.look()
         self._lock = threading.Lock()
         self.changed = threading.Event()  # set whenever the table changes
-        self._changing: dict[str, threading.Lock] = {}  # the lock of each model
+        self._model_locks: dict[str, threading.Lock] = {}
         self.load_timeout = settings.load_timeout
         self.unload_timeout = UNLOAD_SECONDS
         policy = settings.policy.name
@@ -70,17 +69,6 @@ class Manager:
                 self._models = changed
                 self.changed.set()
         return has_changed
-
-    def put(self, *entries: Entry) -> None:
-        """Add models to the table. Replace models that have the same names."""
-        self.write(lambda models: models.with_entries(*entries))
-
-    def remove(self, name: str) -> None:
-        self.write(
-            lambda models: replace(
-                models, entries={key: entry for key, entry in models.entries.items() if key != name}
-            )
-        )
 
     def update(self, entry: Entry, **fields: Any) -> None:
         """Change fields of an entry, if the table still contains this load of the model."""
@@ -109,20 +97,22 @@ class Manager:
         return self._models.latest(entry) is not None
 
     def count_death(self, name: str) -> None:
-        self.write(
-            lambda models: replace(
-                models, deaths={**models.deaths, name: models.deaths.get(name, 0) + 1}
-            )
-        )
+        """Count that a process of the model has died."""
+
+        def change(models: Models) -> Models:
+            count = models.deaths.get(name, 0) + 1
+            return replace(models, deaths={**models.deaths, name: count})
+
+        self.write(change)
 
     def count(self, **numbers: float) -> None:
         """Increase the counters of loads on demand by the `numbers`."""
 
-        def add(models: Models) -> Models:
+        def change(models: Models) -> Models:
             sums = {name: models.counts.get(name, 0) + more for name, more in numbers.items()}
             return replace(models, counts={**models.counts, **sums})
 
-        self.write(add)
+        self.write(change)
 
     def free_column(self) -> int:
         """Return a column of the leases that no model uses. Raise OutOfMemory if there is none."""
@@ -140,7 +130,7 @@ class Manager:
         it is still held then."""
         if seconds is None:
             seconds = self.load_timeout
-        lock = self._changing.setdefault(name, threading.Lock())
+        lock = self._model_locks.setdefault(name, threading.Lock())
         if not lock.acquire(timeout=seconds):
             raise TritonTimeout(f"'{name}' is still being loaded or unloaded; try again")
         try:
@@ -198,48 +188,53 @@ class Manager:
         """Wait until the calls in flight have ended, make Triton unload the model, and remove it
         from the table.
 
-        Triton's unload lasts as long as a process of the model hangs, and never ends if one has
-        died. So if the unload takes longer than UNLOAD_SECONDS, kill the model's processes and
-        call `unload_dead`. If that does not help, kill tritonserver. Triton also waits until a load
-        of the model has ended. So if the model is still being loaded after STUB_SECONDS, first end
-        the load (`_end_load`). Raise TritonTimeout or TritonUnavailable.
+        Before it unloads a model, Triton waits until a load of the model has ended. So if the model
+        is still being loaded after STUB_SECONDS, end the load (`_end_load`). Triton's unload lasts
+        as long as a process of the model hangs, and never ends if one has died. So if it takes
+        longer than UNLOAD_SECONDS, end it too (`_end_unload`). Raise TritonTimeout or
+        TritonUnavailable.
         """
         self.move(entry, Event.UNLOAD)
         seconds = self.load_timeout
-        if not self._becomes(lambda: self.leases.requests(entry.column) == 0, seconds):
+        if not self._wait_until(lambda: self.leases.requests(entry.column) == 0, seconds):
             raise TritonTimeout(f"'{entry.name}' is still in use after {seconds:g} s; try again")
-        if not self._becomes(lambda: "LOADING" not in self._states(entry), STUB_SECONDS):
+        if not self._wait_until(lambda: "LOADING" not in self._states(entry), STUB_SECONDS):
             self._end_load(entry)
         self.gateway.unload(entry.triton_name)
-        if not self._becomes(lambda: self._is_gone(entry), self.unload_timeout):
-            log.warning(
-                "'%s' was not unloaded within %g s: killing its processes",
-                entry.name,
-                self.unload_timeout,
-            )
-            self._kill_processes(entry)
-            with suppress(ServingError):
-                self.unload_dead(entry)
-            if not self._becomes(lambda: self._is_gone(entry), self.unload_timeout):
-                problem = f"'{entry.name}' cannot be unloaded"
-                self.kill_server(problem)
-                raise TritonUnavailable(f"{problem}; tritonserver is restarted")
+        if not self._wait_until(lambda: self._is_unloaded(entry), self.unload_timeout):
+            self._end_unload(entry)
         self.unstage(entry)
-        self.remove(entry.name)
+        self.move(entry, Event.REMOVE)
 
     def _end_load(self, entry: Entry) -> None:
         """Make Triton's load of the model fail by killing the model's processes. If the load does
         not end, kill tritonserver, unless a C++ backend may just be slow, and raise
         TritonTimeout."""
         has_killed = self._kill_processes(entry)
-        if not self._becomes(lambda: "LOADING" not in self._states(entry), self.unload_timeout):
+        if not self._wait_until(lambda: "LOADING" not in self._states(entry), self.unload_timeout):
             # the load never ends if the process was killed before it had connected to tritonserver
             if has_killed or self.store.only_python:
                 self.kill_server(f"the load of '{entry.name}' does not end")
             raise TritonTimeout(f"'{entry.name}' is still being loaded; try again")
 
-    def _is_gone(self, entry: Entry) -> bool:
-        return not self._states(entry) & {"READY", "UNLOADING"}
+    def _end_unload(self, entry: Entry) -> None:
+        """Kill the model's processes, and unload the model with `unload_dead`. If that does not
+        help, kill tritonserver and raise TritonUnavailable."""
+        log.warning(
+            "'%s' was not unloaded within %g s: killing its processes",
+            entry.name,
+            self.unload_timeout,
+        )
+        self._kill_processes(entry)
+        with suppress(ServingError):
+            self.unload_dead(entry)
+        if not self._wait_until(lambda: self._is_unloaded(entry), self.unload_timeout):
+            problem = f"'{entry.name}' cannot be unloaded"
+            self.kill_server(problem)
+            raise TritonUnavailable(f"{problem}; tritonserver is restarted")
+
+    def _is_unloaded(self, entry: Entry) -> bool:
+        return self._states(entry).isdisjoint({"READY", "UNLOADING"})
 
     def drop(self, entry: Entry) -> None:
         """Remove a model that failed to load and, for an archive, those of its parts that did load.
@@ -248,7 +243,7 @@ class Manager:
         for name in self.staged_names(entry):
             with suppress(ServingError):
                 self.gateway.unload(name)
-        self.remove(entry.name)
+        self.move(entry, Event.REMOVE)
 
     def unstage(self, entry: Entry) -> None:
         """Remove the model's staged folders, so that a new tritonserver does not load it."""
@@ -264,8 +259,12 @@ class Manager:
         """Return the states that Triton reports for the versions of the model and, for an archive,
         of its parts. Leave out the state READY of parts."""
         names = self.staged_names(entry)
-        versions = [version for version in self.index() if version.name in names]
-        return {v.state for v in versions if v.name == entry.triton_name or v.state != "READY"}
+        states = set()
+        for version in self.index():
+            is_ready_part = version.name != entry.triton_name and version.state == "READY"
+            if version.name in names and not is_ready_part:
+                states.add(version.state)
+        return states
 
     def _kill_processes(self, entry: Entry) -> bool:
         """Kill the processes of the model and of its parts. Return whether there were any."""
@@ -278,7 +277,7 @@ class Manager:
                 os.kill(stub.pid, signal.SIGKILL)
         return bool(targets)
 
-    def _becomes(self, condition: Callable[[], bool], seconds: float) -> bool:
+    def _wait_until(self, condition: Callable[[], bool], seconds: float) -> bool:
         """Wait up to `seconds` until `condition` is true. Return whether it became true. Ignore a
         TritonTimeout that `condition` raises, because Triton may answer late while it loads or
         unloads."""
@@ -290,7 +289,7 @@ class Manager:
             time.sleep(PAUSE)
         return False
 
-    def take_up(self) -> list[tuple[Entry, str]]:
+    def record_loads(self) -> list[tuple[Entry, str]]:
         """Record which models are ready after tritonserver has started and loaded the staged
         models. Try again to load those that failed, and return those that fail again, each with the
         reason. Also remove staged models that are not in the table. Raise TritonUnavailable or
@@ -301,14 +300,18 @@ class Manager:
         self._remove_strays()
         loaded: list[tuple[Entry, tuple[str, ...]]] = []
         failed: list[tuple[Entry, str]] = []
-        parts_first = sorted(self._models.entries.values(), key=lambda entry: bool(entry.parts))
+        loading_entries = [
+            entry for entry in self._models.entries.values() if entry.state == LOADING
+        ]
+        parts_first = sorted(loading_entries, key=lambda entry: bool(entry.parts))
         for entry in parts_first:
-            if entry.state == LOADING:
-                try:
-                    if versions := self._loaded_versions(entry, states.get(entry.triton_name, {})):
-                        loaded.append((entry, versions))
-                except LoadFailed as err:
-                    failed.append((entry, self.in_words(entry, str(err))))
+            try:
+                versions = self._loaded_versions(entry, states.get(entry.triton_name, {}))
+            except LoadFailed as err:
+                failed.append((entry, self.reason_for_author(entry, str(err))))
+            else:
+                if versions:
+                    loaded.append((entry, versions))
 
         def change(models: Models) -> Models:
             for entry, versions in loaded:
@@ -328,7 +331,11 @@ class Manager:
                     self.store.remove(name)
 
     def _expected_names(self) -> set[str]:
-        return set(chain.from_iterable(map(self.staged_names, self._models.entries.values())))
+        """Return Triton's names for the staged folders of all models in the table."""
+        names: set[str] = set()
+        for entry in self._models.entries.values():
+            names.update(self.staged_names(entry))
+        return names
 
     def _loaded_versions(self, entry: Entry, states: Mapping[str, str]) -> tuple[str, ...]:
         """Return the versions of a model that a new tritonserver has loaded, or () while it is
@@ -336,9 +343,10 @@ class Manager:
         not contain every reason, and because ONNX Runtime may be able to load a model that OpenVINO
         rejects. Raise LoadFailed if that fails too. `states` maps the versions to their states in
         the index."""
-        if ready := tuple(number for number, state in states.items() if state == "READY"):
+        ready = tuple(version for version, state in states.items() if state == "READY")
+        if ready:
             return ready
-        if not {"LOADING", "UNLOADING"}.isdisjoint(states.values()):
+        if "LOADING" in states.values() or "UNLOADING" in states.values():
             return ()
         try:
             return self.load(entry)
@@ -347,12 +355,12 @@ class Manager:
         except ServingError as err:
             raise LoadFailed(str(err)) from err
 
-    def in_words(self, entry: Entry, reason: str) -> str:
+    def reason_for_author(self, entry: Entry, reason: str) -> str:
         """Return the `reason` that Triton gives, but with the author's folders in place of the
         staged ones. If the model is a TensorRT plan, append remedies."""
         folder = Path(entry.source or entry.folder)
         sources = {self.store.path(entry.triton_name): folder}
         for name in entry.parts:
-            part = name.removeprefix(f"{entry.triton_name}__")
+            part = name.removeprefix(f"{entry.triton_name}__")  # the prefix of an archive's part
             sources[self.store.path(name)] = folder.parent / part
         return with_plan_remedies(PREFACE.sub("", with_sources(reason, sources)), folder)

@@ -17,14 +17,13 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from graphlib import CycleError, TopologicalSorter
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from serving.errors import ConfigError, ServingError, TritonTimeout, TritonUnavailable
 from serving.model_lifecycle.manager import Manager
 from serving.model_lifecycle.policy import Policy
-from serving.model_status.states import READY, UNLOADING
+from serving.model_status.states import UNLOADING, Event
 from serving.model_status.table import Entry, Rejection
 from serving.repository import run_preparation
 from serving.repository.layout import LayoutError, folders_in, is_model
@@ -65,16 +64,15 @@ class ModelFolder:
     clients: Path | None
     copy: Path = Path()
 
-    def entry(self, load: str, column: int) -> Entry:
+    def entry(self, load_id: str, column: int) -> Entry:
         """Return the entry that the model gets in the table after it has been loaded from its
         copy."""
         return Entry(
             name=self.folder.name,
             triton_name=self.folder.name,
             folder=str(self.copy),
-            load_id=load,
+            load_id=load_id,
             column=column,
-            state=READY,
             parts=self.parts,
             began=time.monotonic(),
             answered=True,
@@ -90,33 +88,41 @@ class OnChange(Policy):
         super().__init__(manager)
         # maps (name, signature) to the time at which the model was first seen with this signature
         self._since: dict[tuple[str, str], float] = {}
-        self._seen: dict[str, ModelFolder] = {}
+        self._seen: dict[str, ModelFolder] = {}  # what `_look` returned last
 
     def _look(self) -> dict[str, ModelFolder]:
-        """Return the model folders, keyed by name, and update `_since`. Raise OSError if a
-        repository cannot be read: its models must not be treated as removed."""
-        paths = [*chain.from_iterable(map(folders_in, self.settings.model_repositories))]
+        """Return the model folders, keyed by name, and update `_seen` and `_since`. Raise OSError
+        if a repository cannot be read: its models must not be treated as removed."""
+        paths: list[Path] = []
+        for repository in self.settings.model_repositories:
+            paths += folders_in(repository)
         folders: dict[str, ModelFolder] = {}
+        # reversed, so that of models with the same name the first repository's is served
         for path in reversed(paths):
             try:
                 if is_model(path):
-                    state = signature(path)
-                    config = _config(path, state, self.settings.device)
-                    clients = shared_clients(path, config)
-                    state = signature(path, clients) if clients else state
-                    folders[path.name] = ModelFolder(path, state, tuple(parts_of(config)), clients)
+                    folders[path.name] = self._read(path)
             except FileNotFoundError:
                 continue  # the folder is being removed
             except OSError:  # if the folder cannot be read at the moment, keep its model unchanged
                 if path.name in self._seen:
                     folders[path.name] = self._seen[path.name]
         self._seen = folders
-        states = _states(folders, folders.keys() | {name for name, _ in self._since})
+        known = {name for name, _ in self._since}  # includes models that have just been removed
+        signatures = _signatures(folders, folders.keys() | known)
         now = time.monotonic()
-        self._since = {pair: self._since.get(pair, now) for pair in states.items()}
+        self._since = {pair: self._since.get(pair, now) for pair in signatures.items()}
         return folders
 
-    def failed(self, entry: Entry, reason: str) -> None:
+    def _read(self, path: Path) -> ModelFolder:
+        """Read a model folder. Raise OSError."""
+        own_signature = signature(path)
+        config = _config(path, own_signature, self.settings.device)
+        clients = shared_clients(path, config)
+        whole_signature = signature(path, clients) if clients else own_signature
+        return ModelFolder(path, whole_signature, tuple(parts_of(config)), clients)
+
+    def handle_failure(self, entry: Entry, reason: str) -> None:
         """Stop serving the model, and report it as rejected."""
         with self.manager.changing(entry.name):
             if self.manager.is_current(entry):
@@ -128,30 +134,32 @@ class OnChange(Policy):
         TritonUnavailable or TritonTimeout."""
         folders = self._look()
         self._remove_copies()
-        self._keep_rejected(
-            lambda rejection: rejection.folders == _states(folders, rejection.folders)
+        # forget the rejections of folders that have changed since
+        self._filter_rejections(
+            lambda rejection: rejection.folders == _signatures(folders, rejection.folders)
         )
         wanted = _wanted(self.settings, folders)
-        rejected_states = [rejection.folders for rejection in self.manager.models().rejected]
+        table = self.manager.models()
+        rejected = [rejection.folders for rejection in table.rejected]
         units = [
             unit
-            for unit in _units(wanted, folders, self.manager.models().entries)
-            if _states(folders, unit) not in rejected_states
+            for unit in _changed_units(wanted, folders, table.entries)
+            if _signatures(folders, unit) not in rejected
         ]
-        new = set().union(*units) & (wanted - self.manager.models().entries.keys())
+        new = set().union(*units) & (wanted - table.entries.keys())
         self.manager.write(lambda models: replace(models, checking=tuple(sorted(new))))
         for unit in units:
-            state = _states(folders, unit)
-            if not self._has_settled(state):
+            signatures = _signatures(folders, unit)
+            if not self._has_settled(signatures):
                 continue
             try:
                 self._change(unit, {name: folders[name] for name in unit & wanted})
             except Rejected as err:
-                self._reject(state, err.args, "what was served before, if anything, stays")
+                self._reject(signatures, err.args, "what was served before, if anything, stays")
 
-    def _has_settled(self, state: Mapping[str, str]) -> bool:
-        """Return whether all models have had the signatures in `state` for SETTLED seconds."""
-        last_change = max(self._since.get(pair, 0.0) for pair in state.items())
+    def _has_settled(self, signatures: Mapping[str, str]) -> bool:
+        """Return whether all models have had these `signatures` for SETTLED seconds."""
+        last_change = max(self._since.get(pair, 0.0) for pair in signatures.items())
         return time.monotonic() >= last_change + SETTLED
 
     def _change(self, unit: Collection[str], folders: Mapping[str, ModelFolder]) -> None:
@@ -160,25 +168,28 @@ class OnChange(Policy):
         served, or TritonUnavailable or TritonTimeout if Triton does not answer."""
         self.manager.gateway.is_live()  # raises an error if Triton does not answer
         if folders:
-            load = secrets.token_hex(8)
-            models = [self._with_copy(folders[name], load) for name in _parts_first(folders)]
-            log.info("%s: changed or new; checking it", _names(models))
+            load_id = secrets.token_hex(8)
+            models = [self._with_copy(folders[name], load_id) for name in _parts_first(folders)]
+            log.info("%s: changed or new; checking it", _joined_names(models))
             try:
                 _copy(models)
                 _check(self.settings, models)
                 for model in models:
-                    self._serve(model, load)
+                    self._serve(model, load_id)
             except Rejected as err:
-                sources = {model.copy.parent: model.folder.parent for model in models}
-                sources |= {self.manager.store.path(m.folder.name): m.folder for m in models}
+                # name the author's folders instead of the copies and the staged folders
+                sources: dict[Path, Path] = {}
+                for model in models:
+                    sources[model.copy.parent] = model.folder.parent
+                    sources[self.manager.store.path(model.folder.name)] = model.folder
                 raise Rejected(*(with_sources(line, sources) for line in err.args)) from None
         self._retire(set(unit) - folders.keys())
 
-    def _with_copy(self, model: ModelFolder, load: str) -> ModelFolder:
+    def _with_copy(self, model: ModelFolder, load_id: str) -> ModelFolder:
         """Return the model with the path of its copy. Models from the same repository are copied
         next to each other, because they share the repository's folder clients/."""
         repository = self.settings.model_repositories.index(model.folder.parent)
-        copies = self.settings.copies_folder / f"{load}-{repository}"
+        copies = self.settings.copies_folder / f"{load_id}-{repository}"
         return replace(model, copy=copies / model.folder.name)
 
     def _remove_copies(self) -> None:
@@ -187,7 +198,7 @@ class OnChange(Policy):
         served = {Path(entry.folder).parent for entry in entries}
         for copies in self.settings.copies_folder.glob("*"):
             if copies in served:
-                os.utime(copies)
+                os.utime(copies)  # the modification time is when the copies were last served
             elif copies.stat().st_mtime < time.time() - KEPT:
                 shutil.rmtree(copies, ignore_errors=True)
 
@@ -202,7 +213,7 @@ class OnChange(Policy):
                 reason = "its folder was removed, or no model that is served calls it any more"
                 log.info("%s: %s, so it is no longer served", name, reason)
 
-    def _serve(self, model: ModelFolder, load: str) -> None:
+    def _serve(self, model: ModelFolder, load_id: str) -> None:
         """Serve `model` in place of the model that has been served under its name, if there is one.
         If the manager is killed meanwhile, the next manager tries again. If the load fails, keep
         the old model and raise Rejected."""
@@ -213,7 +224,7 @@ class OnChange(Policy):
             try:
                 manager.store.stage(model.copy, name)
                 column = old.column if old else manager.free_column()
-                entry = model.entry(load, column)
+                entry = model.entry(load_id, column)
                 versions = manager.load(entry)
             except (ConfigError, ServingError) as err:
                 self._restore(name, old)
@@ -222,8 +233,8 @@ class OnChange(Policy):
                     manager.kill_server(f"the load of '{name}' does not end")
                 reason = ENDED if isinstance(err, TritonUnavailable) else err
                 raise Rejected(f"{name}: {reason}") from err
-            manager.put(replace(entry, versions=versions))
-            self._keep_rejected(lambda rejection: name not in rejection.folders)
+            manager.move(entry, Event.SERVE, versions=versions)
+            self._filter_rejections(lambda rejection: name not in rejection.folders)
         log.info("%s: the model in %s is now served", name, model.folder)
 
     def _restore(self, name: str, old: Entry | None) -> None:
@@ -234,15 +245,17 @@ class OnChange(Policy):
         else:
             self.manager.store.remove(name)
 
-    def _reject(self, state: dict[str, str], reasons: Sequence[str], outcome: str) -> None:
+    def _reject(self, signatures: dict[str, str], reasons: Sequence[str], outcome: str) -> None:
+        """Log the reasons, and reject the models with these `signatures`. This replaces their
+        earlier rejections."""
         for reason in reasons:
             log.error("%s; %s", reason, outcome)
-        self._keep_rejected(
-            lambda rejection: not state.keys() & rejection.folders.keys(),
-            Rejection(state, list(reasons)),
+        self._filter_rejections(
+            lambda rejection: signatures.keys().isdisjoint(rejection.folders),
+            Rejection(signatures, list(reasons)),
         )
 
-    def _keep_rejected(self, keep: Callable[[Rejection], bool], *new: Rejection) -> None:
+    def _filter_rejections(self, keep: Callable[[Rejection], bool], *new: Rejection) -> None:
         """Remove the rejections for which `keep` returns False, and add the `new` ones."""
         self.manager.write(
             lambda models: replace(models, rejected=(*filter(keep, models.rejected), *new))
@@ -250,21 +263,21 @@ class OnChange(Policy):
 
 
 @lru_cache(maxsize=4096)
-def _config(folder: Path, state: str, device: str) -> Any:
-    """Return the configuration of a model folder. `state` is the folder's signature; it is only
-    part of the cache's key, so that a changed folder is read again."""
+def _config(folder: Path, folder_signature: str, device: str) -> Any:
+    """Return the configuration of a model folder. `folder_signature` is only part of the cache's
+    key, so that a changed folder is read again."""
     try:
         return read_config(folder, device)
     except Unreadable:  # reported when the model is checked
         return ModelConfig()
 
 
-def _states(folders: Mapping[str, ModelFolder], names: Iterable[str]) -> dict[str, str]:
+def _signatures(folders: Mapping[str, ModelFolder], names: Iterable[str]) -> dict[str, str]:
     """Return the signature of each model, or "" if its folder no longer exists."""
     return {name: folders[name].signature if name in folders else "" for name in sorted(names)}
 
 
-def _units(
+def _changed_units(
     wanted: set[str], folders: Mapping[str, ModelFolder], served: Mapping[str, Entry]
 ) -> Iterator[set[str]]:
     """Yield each group of models that are connected by calls, if at least one of them is new, has
@@ -273,13 +286,14 @@ def _units(
     # each group is a model and the models that it calls
     groups = [{name, *folders[name].parts} & names for name in wanted]
     groups += [{name, *entry.parts} & names for name, entry in served.items()]
-    current = {(e.name, e.source, e.signature) for e in served.values() if e.state != UNLOADING}
-    # all models except those that are served and whose folders have not changed since
-    pending = names - {
-        name
-        for name in wanted
-        if (name, str(folders[name].folder), folders[name].signature) in current
-    }
+    unchanged = set()
+    for name in wanted & served.keys():
+        folder = folders[name]
+        entry = served[name]
+        is_same = (entry.source, entry.signature) == (str(folder.folder), folder.signature)
+        if is_same and entry.state != UNLOADING:
+            unchanged.add(name)
+    pending = names - unchanged
     while pending:
         unit = {pending.pop()}
         size = 0
@@ -293,10 +307,13 @@ def _units(
 def _wanted(settings: Settings, folders: Mapping[str, ModelFolder]) -> set[str]:
     """Return the names of the models to serve: those that the settings name and the models that
     they call, or all models if the settings name none."""
-    named = [*settings.load_models, *filter(None, [settings.default_model])]
-    wanted = list(set(named or folders) & folders.keys())
+    named = set(settings.load_models)
+    if settings.default_model:
+        named.add(settings.default_model)
+    wanted = list((named or folders.keys()) & folders.keys())
     for name in wanted:  # the loop itself appends to this list
-        wanted += set(folders[name].parts) & folders.keys() - set(wanted)
+        parts = set(folders[name].parts) & folders.keys()
+        wanted += parts - set(wanted)
     return set(wanted)
 
 
@@ -311,7 +328,7 @@ def _parts_first(folders: Mapping[str, ModelFolder]) -> list[str]:
         raise Rejected(f"{', '.join(calls)}: {circle}") from err
 
 
-def _names(models: Iterable[ModelFolder]) -> str:
+def _joined_names(models: Iterable[ModelFolder]) -> str:
     return ", ".join(model.folder.name for model in models)
 
 
@@ -322,14 +339,14 @@ def _copy(models: Iterable[ModelFolder]) -> None:
         for model in models:
             copy_model(model.folder, model.copy, model.clients)
     except OSError as err:
-        raise Rejected(f"{_names(models)}: the folder cannot be copied: {err}") from err
+        raise Rejected(f"{_joined_names(models)}: the folder cannot be copied: {err}") from err
 
 
 def _check(settings: Settings, models: Iterable[ModelFolder]) -> None:
     """Check the copies as `serve --check` does. Raise Rejected if there are mistakes. Otherwise,
     log the notes of the survey."""
     names = tuple(model.copy.name for model in models)
-    checked = replace(
+    settings = replace(
         settings,
         model_repositories=tuple({model.copy.parent for model in models}),
         load_models=names,
@@ -337,8 +354,8 @@ def _check(settings: Settings, models: Iterable[ModelFolder]) -> None:
         reload="false",
     )
     try:
-        survey = run_preparation.survey(checked)
-        reasons = survey.unreadable or run_preparation.mistakes(checked, names)
+        survey = run_preparation.survey(settings)
+        reasons = survey.unreadable or run_preparation.mistakes(settings)
     except LayoutError as err:
         # an entry with several lines is not a mistake, but shows an example of a repository
         reasons = [line for line in err.mistakes if "\n" not in line]

@@ -5,9 +5,9 @@ A call that waits for a model calls `want`, which looks the name up. A thread th
 unpacks the model, evicts others if necessary, and loads it. If that fails, the model is rejected
 for a while.
 
-A lock is held while models to evict are chosen and memory is promised to a load, but not while
-models are loaded or unloaded. If a model that was chosen is called before its unload begins, it is
-kept. If the call begins just as the unload does, the unload waits for the call.
+`_memory_lock` is held while models to evict are chosen and memory is promised to a load, but not
+while models are loaded or unloaded. If a model that was chosen is called before its unload begins,
+it is kept. If the call begins just as the unload does, the unload waits for the call.
 """
 
 import logging
@@ -34,9 +34,9 @@ from serving.errors import (
     TritonUnavailable,
     rebuilt,
 )
-from serving.host.processes import memory_by_model, used_by
+from serving.host.processes import memory_by_model, memory_used_by
 from serving.model_lifecycle.manager import Manager
-from serving.model_lifecycle.on_post import OnPost, keep_last
+from serving.model_lifecycle.on_post import OnPost, put_bounded
 from serving.model_status.states import READY, UNLOADING
 from serving.model_status.table import Entry, Models, Rejection
 from serving.repository.cache import Cache
@@ -73,14 +73,15 @@ KEPT_FREE = 4  # at most 1 / KEPT_FREE of the memory is kept free
 
 
 class LookUps:
-    """Looks up names in the model repository, and limits how many are looked up at once and per
-    second. Thread-safe."""
+    """Looks up names in the model repository, at most LOOK_UPS_AT_ONCE at once, and `most` within
+    `seconds`. Thread-safe."""
 
     def __init__(self, source: Source, most: int = LOOK_UPS_A_SECOND, seconds: float = 1.0) -> None:
-        self._source, self._lock = source, threading.Lock()
+        self._source = source
+        self._lock = threading.Lock()
         self._seconds = seconds
         self._turns = threading.Semaphore(LOOK_UPS_AT_ONCE)
-        self._times = deque([-math.inf] * most, most)
+        self._times = deque([-math.inf] * most, most)  # when the last `most` look-ups began
         # For each name that is refused: when it may be looked up again, and the arguments with
         # which `rebuilt` makes the same error again until then.
         self._refused: dict[str, tuple[float, dict[str, Any]]] = {}
@@ -102,7 +103,7 @@ class LookUps:
         try:
             if found := self._source.find(name):
                 return found
-            error, seconds = unknown(name), MISSING_SECONDS
+            error, seconds = unknown_model(name), MISSING_SECONDS
         except Unreachable as err:
             log.error("'%s' cannot be looked up: %s", name, err)
             error, seconds = err, AWAY_SECONDS
@@ -114,10 +115,10 @@ class LookUps:
     def refuse(self, name: str, error: ServingError, until: float) -> None:
         """Make `find` raise `error` for this name until `until` (time.monotonic)."""
         with self._lock:
-            keep_last(self._refused, name, (until, error.facts()))
+            put_bounded(self._refused, name, (until, error.facts()))
 
 
-def unknown(name: str) -> ModelNotFound:
+def unknown_model(name: str) -> ModelNotFound:
     return ModelNotFound(
         f"Request for unknown model: '{name}' is not found; a model is named by its path in the "
         f"model repository, without .tar.gz, and a new one is found within {MISSING_SECONDS:g} s"
@@ -131,10 +132,10 @@ class OnDemand(OnPost):
 
     def __init__(self, manager: Manager) -> None:
         super().__init__(manager)
-        self._source = source_of(self.settings, self._folders)
+        self._source = source_of(self.settings, self._served_folders)
         self._look_ups = LookUps(self._source)
         # the models that `step` loads, and that are never evicted
-        self._kept = [plain_name(name) for name in self.settings.load_models]
+        self._pinned = [plain_name(name) for name in self.settings.load_models]
         self._lock = threading.Lock()
         # for each model that is to be loaded: when its load began, or inf if it waits for its turn
         self._loading: dict[str, float] = {}
@@ -182,7 +183,7 @@ class OnDemand(OnPost):
         self._begin_loads()
         self._keep_free()
         errors = []
-        for name in self._kept:
+        for name in self._pinned:
             try:
                 self.want(name)
             except ServingError as err:
@@ -190,7 +191,7 @@ class OnDemand(OnPost):
         if errors:
             raise errors[0]
 
-    def failed(self, entry: Entry, reason: str) -> None:
+    def handle_failure(self, entry: Entry, reason: str) -> None:
         """Stop serving a model that a new tritonserver could not load."""
         with self.manager.changing(entry.name):
             if self.manager.is_current(entry):
@@ -198,6 +199,7 @@ class OnDemand(OnPost):
                 self.manager.drop(entry)
 
     def _publish_loading(self) -> None:
+        """Write the names in `_loading` to the table."""
         self.manager.write(lambda models: replace(models, loading=tuple(self._loading)))
 
     def _begin_loads(self) -> None:
@@ -205,9 +207,9 @@ class OnDemand(OnPost):
         slow ones."""
         with self._lock:
             now = time.monotonic()
-            # the number of loads that have begun and are not slow
-            fast = sum([now - SLOW_SECONDS < began < math.inf for began in self._loading.values()])
-            for _ in range(min(LOADS_AT_ONCE - fast, len(self._waiting))):
+            begun = [began for began in self._loading.values() if began < math.inf]
+            fast = [began for began in begun if began > now - SLOW_SECONDS]
+            for _ in range(min(LOADS_AT_ONCE - len(fast), len(self._waiting))):
                 found = self._waiting.popleft()
                 self._loading[found.name] = now
                 self._threads.submit(self._load_found, found)
@@ -235,7 +237,8 @@ class OnDemand(OnPost):
 
     def _load_now(self, found: Found) -> None:
         """Fetch or unpack the model, evict others if it needs their memory, and load it."""
-        name, began = found.name, time.monotonic()
+        name = found.name
+        began = time.monotonic()
         with self._source.archive(found) as archive, self.manager.changing(name):
             if self.manager.get(name):  # it was loaded meanwhile, or an unload timed out
                 return
@@ -243,7 +246,7 @@ class OnDemand(OnPost):
             idle = idle_seconds(archive, self.settings.device)
             fields = {"url": found.url, "signature": found.signature, "idle": idle}
             self._add(archive, name, name, **fields)
-        self._keep_rejected(name)
+        self._replace_rejection(name)
         ended = time.monotonic()
         self._count_thrash(name, began)
         self.manager.count(loads=1, unpack_seconds=unpacked - began, load_seconds=ended - unpacked)
@@ -252,54 +255,54 @@ class OnDemand(OnPost):
     def _admit(self, entry: Entry, needed: int) -> Entry:
         """Evict models if too little memory is free, and add the model to the table. Raise
         OutOfMemory, LoadFailed, or ModelNotReady if a later call may succeed."""
-        waits = f"'{entry.name}' is not loaded yet: "
+        prefix = f"'{entry.name}' is not loaded yet: "
         try:
             self._make_room(entry.name, needed)
         except (TritonUnavailable, TritonTimeout) as err:
-            raise ModelNotReady(f"{waits}{err}") from err
+            raise ModelNotReady(f"{prefix}{err}") from err
         try:
             return super()._admit(entry, needed)
         # tritonserver has ended or other models have grown in the meantime
         except (TritonUnavailable, OutOfMemory) as err:
-            raise ModelNotReady(f"{waits}{err}") from err
+            raise ModelNotReady(f"{prefix}{err}") from err
 
     def _make_room(self, name: str, needed: int) -> None:
         """Promise `needed` bytes of memory to the load of `name`. If fewer are free, evict
         models."""
-        with self._admitting:
-            victims = self._choose(self._pid(), name, needed)
+        with self._memory_lock:
+            victims = self._choose_victims(self._pid(), name, needed)
             self._promised[name] = needed
         if victims:
             self._last_shortage = time.monotonic()
             self._evict(victims)
         self._last_needs.append(needed)
 
-    def _used(self, pid: int, name: str) -> int:
+    def _bytes_used(self, pid: int, name: str) -> int:
         """Return how many bytes of memory are in use, or promised to loads other than that of
         `name`. Of each promise, count only the part that the model does not hold yet. Do not count
         models that are being unloaded or have been chosen for eviction."""
         sizes = memory_by_model(pid)
-        used = used_by(pid)
+        used = memory_used_by(pid)
         entries = self.manager.models().entries
         for other, promised in self._promised.copy().items():
             if other != name:
-                held = self.held(entries[other], sizes) if other in entries else 0
+                held = self.bytes_held(entries[other], sizes) if other in entries else 0
                 used += max(0, promised - held)
-        leaving = [
-            e for e in entries.values() if e.state == UNLOADING or e.load_id in self._victims
-        ]
-        return used - sum([self._size(entry, sizes) for entry in leaving])
+        for entry in entries.values():
+            if entry.state == UNLOADING or entry.load_id in self._victims:
+                used -= self._size(entry, sizes)
+        return used
 
     def _size(self, entry: Entry, sizes: dict[str, int]) -> int:
         """Return how many bytes the model holds, or its estimate if that was never measured."""
-        return self.held(entry, sizes) if entry.bytes else entry.estimated
+        return self.bytes_held(entry, sizes) if entry.bytes else entry.estimated
 
-    def _choose(self, pid: int, name: str, needed: int) -> list[Entry]:
-        """Choose and return models to evict, so that `needed` bytes are free for `name`. The caller
-        holds the lock `_admitting`. Raise ModelNotReady if models must become idle before they can
-        be evicted, or OutOfMemory if evicting all models that may ever be evicted would not be
-        enough."""
-        lacking = self._used(pid, name) + needed - self.memory
+    def _choose_victims(self, pid: int, name: str, needed: int) -> list[Entry]:
+        """Choose models to evict, so that `needed` bytes are free for `name`, add them to
+        `_victims`, and return them. The caller holds `_memory_lock`. Raise ModelNotReady if models
+        must become idle before they can be evicted, or OutOfMemory if evicting all models that may
+        ever be evicted would not be enough."""
+        lacking = self._bytes_used(pid, name) + needed - self.memory
         sizes = memory_by_model(pid)
         victims: list[Entry] = []
         # bytes that may be freed later, at first those promised to models that are being loaded
@@ -328,14 +331,15 @@ class OnDemand(OnPost):
         """Return the models that may be evicted when they are idle, the least recently used
         first."""
         entries = self.manager.models().entries.values()
-        ready = [e for e in entries if e.state == READY and e.name not in self._kept]
-        candidates = [entry for entry in ready if entry.load_id not in self._victims]
+        ready = [entry for entry in entries if entry.state == READY]
+        unpinned = [entry for entry in ready if entry.name not in self._pinned]
+        candidates = [entry for entry in unpinned if entry.load_id not in self._victims]
         return sorted(candidates, key=lambda entry: self.manager.leases.last_use(entry.column))
 
     def _is_idle(self, entry: Entry) -> bool:
         leases = self.manager.leases
-        idle = time.monotonic() - leases.last_use(entry.column)
-        return idle >= entry.idle and not leases.requests(entry.column)
+        idle_for = time.monotonic() - leases.last_use(entry.column)
+        return idle_for >= entry.idle and not leases.requests(entry.column)
 
     def _evict(self, victims: Sequence[Entry]) -> None:
         """Unload the models, LOADS_AT_ONCE at a time. Raise OutOfMemory if unloading them frees too
@@ -353,15 +357,15 @@ class OnDemand(OnPost):
         before = memory_by_model(self._pid())
         unloaded = [*filter(None, self._unloads.map(self._unload_victim, victims))]
         after = memory_by_model(self._pid())
-        booked = sum([self._size(entry, before) for entry in unloaded])
+        expected = sum([self._size(entry, before) for entry in unloaded])
         # models without their own processes free memory of tritonserver itself
         freed = max(0, before[""] - after[""])
         for entry in unloaded:
-            freed += self.held(entry, before) - self.held(entry, after)
-        if len(unloaded) > 1 and freed < booked / 2:
+            freed += self.bytes_held(entry, before) - self.bytes_held(entry, after)
+        if len(unloaded) > 1 and freed < expected / 2:
             reason = (
                 f"{len(unloaded)} models were unloaded, which freed {freed / 2**20:.0f} of "
-                f"{booked / 2**20:.0f} MB: their backend keeps memory"
+                f"{expected / 2**20:.0f} MB: their backend keeps memory"
             )
             log.error("%s", reason)
             raise OutOfMemory(f"{reason}; restart the container, or give it more memory")
@@ -377,7 +381,7 @@ class OnDemand(OnPost):
                 return None
             self.manager.unload(entry)
         now = time.monotonic()
-        keep_last(self._evicted, entry.name, now)
+        put_bounded(self._evicted, entry.name, now)
         self.manager.count(evictions=1, eviction_seconds=now - began)
         log.info("evicted '%s' in %.1f s", entry.name, now - began)
         return entry
@@ -390,8 +394,8 @@ class OnDemand(OnPost):
         if not is_short or largest > self.memory / KEPT_FREE:
             return
         with suppress(ModelNotReady, OutOfMemory):
-            with self._admitting:
-                victims = self._choose(self._pid(), "", largest)
+            with self._memory_lock:
+                victims = self._choose_victims(self._pid(), "", largest)
             self._evict(victims)
 
     def _count_thrash(self, name: str, began: float) -> None:
@@ -414,21 +418,24 @@ class OnDemand(OnPost):
         each further failure, up to FAILED_MOST. The time does not double if the load failed only
         for lack of free memory."""
         rejected = self.manager.models().rejected
-        last = max([each.seconds for each in rejected if model.name in each.folders], default=0)
-        doubles = last >= first > BUSY_SECONDS
-        seconds = min(2 * last, FAILED_MOST) if doubles else first
+        earlier = [rejection for rejection in rejected if model.name in rejection.folders]
+        last = max([rejection.seconds for rejection in earlier], default=0)
+        lacks_memory = first == BUSY_SECONDS
+        is_further_failure = last >= first and not lacks_memory
+        seconds = min(2 * last, FAILED_MOST) if is_further_failure else first
         reason = error.reason if isinstance(error, ModelFailed) else str(error)
         until = time.monotonic() + seconds
         folders = {model.name: model.signature}
-        self._keep_rejected(model.name, Rejection(folders, [reason], until, seconds, error.code))
-        level = logging.INFO if first == BUSY_SECONDS else logging.ERROR
+        rejection = Rejection(folders, [reason], until, seconds, error.code)
+        self._replace_rejection(model.name, rejection)
+        level = logging.INFO if lacks_memory else logging.ERROR
         log.log(level, "'%s' is tried again in %g s: %s", model.name, seconds, reason)
 
-    def _keep_rejected(self, name: str, *new: Rejection) -> None:
+    def _replace_rejection(self, name: str, *new: Rejection) -> None:
         """Replace the model's rejection by `new`, or remove it if `new` is empty."""
 
         def change(models: Models) -> Models:
-            others = [each for each in models.rejected if name not in each.folders]
+            others = [rejection for rejection in models.rejected if name not in rejection.folders]
             return replace(models, rejected=(*others, *new)[-MOST_REJECTED:])
 
         self.manager.write(change)
@@ -438,15 +445,17 @@ class OnDemand(OnPost):
         the error. If it has changed since it was rejected, remove the rejection."""
         models = self.manager.models()
         rejected_as = {found.name: found.signature}
-        ends = [each.until for each in models.rejected if each.folders == rejected_as]
-        if not ends:
-            self._keep_rejected(found.name)
+        ends = [
+            rejection.until for rejection in models.rejected if rejection.folders == rejected_as
+        ]
+        if not ends:  # it has changed, or was not rejected
+            self._replace_rejection(found.name)
         elif error := models.rejection(found.name):
             until = min(*ends, time.monotonic() + UNCHANGED_SECONDS)
             self._look_ups.refuse(found.name, error, until)
             raise error
 
-    def _folders(self) -> list[Path]:
+    def _served_folders(self) -> list[Path]:
         return [Path(entry.folder) for entry in self.manager.models().entries.values()]
 
 

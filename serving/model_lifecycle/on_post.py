@@ -30,10 +30,10 @@ from serving.errors import (
 )
 from serving.host.files import digest
 from serving.host.machine import memory_limit
-from serving.host.processes import memory_by_model, used_by
+from serving.host.processes import memory_by_model, memory_used_by
 from serving.model_lifecycle.manager import Manager
 from serving.model_lifecycle.policy import Policy
-from serving.model_status.states import ADDING, FAILED, UNLOADING, Event
+from serving.model_status.states import FAILED, UNLOADING, Event
 from serving.model_status.table import Entry
 from serving.repository.checks import memory_of
 from serving.repository.locate_archive import Archive, locate
@@ -55,7 +55,7 @@ class OnPost(Policy):
         super().__init__(manager)
         # how many bytes of memory Triton and its models may use
         self.memory = int(self.settings.model_memory_share * memory_limit())
-        self._admitting = threading.Lock()
+        self._memory_lock = threading.Lock()  # held while memory is promised to a load
         self._promised: dict[str, int] = {}  # how many bytes were promised to each load
         # the largest size in bytes that was measured for each model since it last changed
         self._measured: dict[tuple[str, str], int] = {}
@@ -74,9 +74,10 @@ class OnPost(Policy):
     def load(self, name: str, url: str, target: str) -> None:
         """Load the archive at `url`. Raise ModelAlreadyLoaded, OutOfMemory, LoadFailed,
         InvalidRequest or one of Triton's errors."""
-        archive = _located(name, url, self.settings.model_repositories[0])
+        archive = _locate(name, url, self.settings.model_repositories[0])
         with self.manager.changing(name):
-            if (loaded := self.manager.get(name)) is not None:
+            loaded = self.manager.get(name)
+            if loaded:
                 if loaded.state not in (UNLOADING, FAILED):
                     raise ModelAlreadyLoaded(
                         f"the model '{name}' is loaded already, from {loaded.url}"
@@ -94,7 +95,8 @@ class OnPost(Policy):
         if not self.manager.get(name):
             raise ModelNotLoaded(name)
         with self.manager.changing(name):
-            if (entry := self.manager.get(name)) is None:
+            entry = self.manager.get(name)
+            if not entry:
                 raise ModelNotLoaded(name)
             self._measure(entry)
             self.manager.unload(entry)
@@ -111,7 +113,6 @@ class OnPost(Policy):
             folder=str(archive.folder),
             load_id=secrets.token_hex(8),
             column=0,  # `_admit` chooses one
-            state=ADDING,
             parts=tuple(parts),
             answered=True,
             target=target,
@@ -144,39 +145,42 @@ class OnPost(Policy):
         the model to the table. Raise OutOfMemory, LoadFailed, ModelAlreadyLoaded or
         TritonUnavailable."""
         pid = self._pid()
-        with self._admitting:
-            if reason := shortfall(self.memory, self._used(pid, entry.name), needed):
+        with self._memory_lock:
+            reason = shortfall(self.memory, self._bytes_used(pid, entry.name), needed)
+            if reason:
                 raise OutOfMemory(f"'{entry.target}' is not loaded: {reason}")
             self._check_names(entry)
             column = self.manager.free_column()
             entry = replace(entry, column=column, began=time.monotonic())
-            self.manager.put(entry)
+            self.manager.move(entry, Event.ADD)
             self._promised[entry.name] = needed
         return entry
 
     def _pid(self) -> int:
         """Return tritonserver's process id. Raise TritonUnavailable."""
-        if not (pid := self.manager.pid()):
+        pid = self.manager.pid()
+        if not pid:
             raise TritonUnavailable("tritonserver is being started (again): try again shortly")
         return pid
 
-    def _used(self, pid: int, name: str) -> int:
+    def _bytes_used(self, pid: int, name: str) -> int:
         """Return how many bytes of memory are in use or promised to loads. On-demand mode leaves
         out what was promised to `name`."""
-        return used_by(pid) + sum(self._promised.values())
+        return memory_used_by(pid) + sum(self._promised.values())
 
     def _measure(self, entry: Entry) -> None:
         """Measure how much memory the processes of a loaded model take, and remember it for the
         model's next load. Models without their own processes keep their estimate."""
         pid = self.manager.pid()
-        held = self.held(entry, memory_by_model(pid)) if pid else 0
+        held = self.bytes_held(entry, memory_by_model(pid)) if pid else 0
         if not held:
             return
         self.manager.update(entry, bytes=held)
         key = _measured_key(entry)
-        keep_last(self._measured, key, max(held, self._measured.get(key, 0)))
+        largest = max(held, self._measured.get(key, 0))
+        put_bounded(self._measured, key, largest)
 
-    def held(self, entry: Entry, sizes: Mapping[str, int]) -> int:
+    def bytes_held(self, entry: Entry, sizes: Mapping[str, int]) -> int:
         """Return how many bytes the model's processes hold. `sizes` maps Triton's names of models
         to the bytes that their processes hold."""
         return sum(sizes.get(name, 0) for name in self.manager.staged_names(entry))
@@ -187,12 +191,14 @@ class OnPost(Policy):
         model or of one of its parts, which is likely only without namespaces."""
         others = self.manager.models().entries.values()
         for other in others:
-            if known := {other.target, other.name} & {entry.target, entry.name}:
+            taken = {other.target, other.name} & {entry.target, entry.name}
+            if taken:
                 raise ModelAlreadyLoaded(
-                    f"the Target-Model '{min(known)}' is loaded already, as '{other.name}'"
+                    f"the Target-Model '{min(taken)}' is loaded already, as '{other.name}'"
                 )
         for other in others:
-            if taken := {other.triton_name, *other.parts} & {entry.triton_name, *entry.parts}:
+            taken = {other.triton_name, *other.parts} & {entry.triton_name, *entry.parts}
+            if taken:
                 raise LoadFailed(
                     f"'{other.name}' has a model {', '.join(sorted(taken))} too: rename one. Parts "
                     "of archives keep their names if "
@@ -205,7 +211,8 @@ class OnPost(Policy):
         inner = {folder.name: name for folder, name in names.items() if name != entry.triton_name}
         try:
             for folder, name in names.items():
-                if choice := self.manager.store.stage(folder, name, inner, root=root):
+                choice = self.manager.store.stage(folder, name, inner, root=root)
+                if choice:
                     level = logging.WARNING if choice.refused else logging.INFO
                     log.log(level, "%s: %s", name, choice)
             return self.manager.load(entry)
@@ -214,17 +221,18 @@ class OnPost(Policy):
         except (TritonTimeout, TritonUnavailable):
             raise
         except ServingError as err:
-            text = f"'{entry.target}' cannot be loaded: {self.manager.in_words(entry, str(err))}"
-            raise (OutOfMemory if is_out_of_memory(str(err)) else LoadFailed)(text) from err
+            reason = self.manager.reason_for_author(entry, str(err))
+            kind = OutOfMemory if is_out_of_memory(str(err)) else LoadFailed
+            raise kind(f"'{entry.target}' cannot be loaded: {reason}") from err
 
 
-def keep_last(kept: dict[Any, Any], key: object, value: object, most: int = 4096) -> None:
-    """Set a value in the dictionary `kept`. If the dictionary then has more than `most` entries,
-    remove the oldest one."""
-    kept.pop(key, None)
-    kept[key] = value
-    if len(kept) > most:
-        del kept[next(iter(kept))]
+def put_bounded(values: dict[Any, Any], key: object, value: object, most: int = 4096) -> None:
+    """Set a value in the dictionary `values`. If the dictionary then has more than `most` entries,
+    remove the one that was set the longest time ago."""
+    values.pop(key, None)  # a dictionary keeps its keys in the order of their insertion
+    values[key] = value
+    if len(values) > most:
+        del values[next(iter(values))]
 
 
 def _measured_key(entry: Entry) -> tuple[str, str]:
@@ -238,10 +246,10 @@ def shortfall(limit: int, used: int, needed: int) -> str:
     enough. `used` of `limit` bytes are taken, and the model needs `needed` bytes."""
     if used + needed <= limit:
         return ""
-    megabytes = [f"{number / 2**20:.0f} MB" for number in (needed, used, limit)]
     return (
-        f"the model would take about {megabytes[0]}, those loaded take {megabytes[1]} of "
-        f"the {megabytes[2]} that they may take; unload others, or raise "
+        f"the model would take about {needed / 2**20:.0f} MB, those loaded take "
+        f"{used / 2**20:.0f} MB of the {limit / 2**20:.0f} MB that they may take; unload others, "
+        "or raise "
         "SERVE_MODEL_MEMORY_SHARE or the container's memory"
     )
 
@@ -255,7 +263,7 @@ def estimate(archive: Archive, device: str) -> int:
         raise LoadFailed(str(err)) from err
 
 
-def _located(name: str, url: str, root: Path) -> Archive:
+def _locate(name: str, url: str, root: Path) -> Archive:
     """Return the archive at `url`. Raise InvalidRequest if the name, the URL or the archive is
     invalid, or LoadFailed if a config.pbtxt cannot be read."""
     if not is_nameable(name):
@@ -276,10 +284,11 @@ def triton_names(archive: Archive, target: str, namespaces: bool) -> dict[Path, 
     """Return Triton's name for each of the archive's folders, beginning with `archive.folder`.
     Without `namespaces`, parts keep their own names."""
     outer = triton_name(target)
-    inner = {part: f"{outer}__{part.name}" if namespaces else part.name for part in archive.parts}
-    return {archive.folder: outer} | {
-        part: name for part, name in inner.items() if part != archive.folder
-    }
+    names = {archive.folder: outer}
+    for part in archive.parts:
+        if part != archive.folder:
+            names[part] = f"{outer}__{part.name}" if namespaces else part.name
+    return names
 
 
 def triton_name(target: str) -> str:

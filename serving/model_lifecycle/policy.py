@@ -40,9 +40,9 @@ class Policy(ABC):
         folder in bytes, or None if the size is not known."""
         return {}
 
-    def failed(self, entry: Entry, reason: str) -> None:
-        """Record that Triton could not load the model, or that it failed on its example. If the
-        container was never ready, its startup fails."""
+    def handle_failure(self, entry: Entry, reason: str) -> None:
+        """Record that Triton could not load the model, or that the model failed on its example. If
+        the container was never ready, its startup fails."""
         self.manager.move(entry, Event.LOAD_FAILED, reason=reason)
 
 

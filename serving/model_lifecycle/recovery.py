@@ -91,11 +91,12 @@ class Recovery:
     def _look(self) -> None:
         """Check all processes, and handle those that have died."""
         self._looked = time.monotonic()
-        for stub, how in self._stubs.look(self._pid):
-            if entry := self._entry(stub.model):
-                self._handle(entry, f"process '{stub.instance}' died: {how}", stub.alive)
+        for stub, description in self._stubs.look(self._pid):
+            if entry := self._find_entry(stub.model):
+                reason = f"process '{stub.instance}' died: {description}"
+                self._handle(entry, reason, stub.seen_alive)
 
-    def _entry(self, name: str) -> Entry | None:
+    def _find_entry(self, name: str) -> Entry | None:
         """Return the model that Triton knows by this name, which may be unloading, or else the
         archive that contains a part with this name."""
         entries = self._manager.models().entries.values()
@@ -113,35 +114,37 @@ class Recovery:
             return None
         called = names[1:] or names  # an ensemble itself has no process
         owners = {stub.model for stub in self._stubs.all() if f"'{stub.instance}'" in details}
-        named = (
-            name
-            for name in called
-            if name in owners or re.search(rf"'{re.escape(name)}_\d+_\d+'", details)
-        )
-        return self._entry(next(named, called[0]))
+        for name in called:
+            # Triton names the processes of a model NAME_0_0, NAME_0_1 and so on
+            is_named = re.search(rf"'{re.escape(name)}_\d+_\d+'", details)
+            if name in owners or is_named:
+                return self._find_entry(name)
+        return self._find_entry(called[0])
 
-    def _handle(self, entry: Entry, reason: str, began: float) -> None:
-        """Handle a crash of a process that was alive at `began`. Ignore the crash if that was
+    def _handle(self, entry: Entry, reason: str, alive_at: float) -> None:
+        """Handle a crash of a process that was alive at `alive_at`. Ignore the crash if that was
         before the model was last loaded, because the process then belonged to an earlier load. If
         the model is being unloaded, only count the crash, which ends the streams that the unload
         waits for. In any other state than READY, ignore it."""
-        if began <= entry.began:
+        if alive_at <= entry.began:
             return
         if entry.state == UNLOADING:
             self._manager.count_death(entry.name)
         if entry.state != READY:
             return
         now = time.monotonic()
-        crashes = (*(crash for crash in entry.crashes if crash > now - WINDOW), now)
+        recent = [crash for crash in entry.crashes if crash > now - WINDOW]
+        crashes = (*recent, now)
         self._manager.update(entry, crashes=crashes)
         self._manager.count_death(entry.name)
         reloads = self._manager.models().reloads
         if len(crashes) > CRASHES_ALLOWED:
             times = f"its processes died {len(crashes)} times within {WINDOW:g} s"
-            self._begin(entry, Event.REFUSE, **_refusal(entry, f"{times}, the last: {reason}"))
+            fields = _log_refusal(entry, f"{times}, the last: {reason}")
+            self._begin(entry, Event.REFUSE, **fields)
         elif reloads >= MOST_RELOADS:
-            again = f"models had to be reloaded {reloads} times"
-            self._manager.kill_server(f"model '{entry.name}': {reason}; {again}")
+            cause = f"models had to be reloaded {reloads} times"
+            self._manager.kill_server(f"model '{entry.name}': {reason}; {cause}")
         else:
             log.warning("reloading model '%s': %s", entry.name, reason)
             self._begin(entry, Event.DIED, reason=reason)
@@ -157,7 +160,9 @@ class Recovery:
         manager = self._manager
         try:
             with manager.changing(entry.name):
-                while (latest := manager.models().latest(entry)) and latest.state in self._work:
+                while latest := manager.models().latest(entry):
+                    if latest.state not in self._work:
+                        break
                     self._work[latest.state](latest)
         except TritonTimeout:
             manager.kill_server(f"model '{entry.name}' cannot be reloaded")
@@ -166,7 +171,7 @@ class Recovery:
         except Exception:
             log.exception("model '%s' cannot be reloaded", entry.name)
         finally:
-            manager.move(entry, Event.INTERRUPTED)
+            manager.move(entry, Event.INTERRUPTED)  # changes nothing if the work is done
 
     def _reload(self, entry: Entry) -> None:
         """Reload the model. If Triton cannot load it, refuse the model. Raise TritonTimeout or
@@ -184,8 +189,8 @@ class Recovery:
         except TritonUnavailable:
             raise
         except ServingError as err:
-            problem = self._manager.in_words(entry, str(err))
-            fields = _refusal(entry, f"it cannot be reloaded ({entry.reason}): {problem}")
+            problem = self._manager.reason_for_author(entry, str(err))
+            fields = _log_refusal(entry, f"it cannot be reloaded ({entry.reason}): {problem}")
             self._manager.move(entry, Event.REFUSE, **fields)
         else:
             now = time.monotonic()
@@ -193,6 +198,7 @@ class Recovery:
             self._manager.move(entry, Event.RELOAD_ENDED, began=now, versions=versions)
 
     def _unload(self, entry: Entry) -> None:
+        """Unload a model that is refused. Raise TritonTimeout or TritonUnavailable."""
         try:
             self._manager.unload_dead(entry)
         except (TritonTimeout, TritonUnavailable):
@@ -202,7 +208,7 @@ class Recovery:
         self._manager.move(entry, Event.UNLOAD_ENDED)
 
 
-def _refusal(entry: Entry, reason: str) -> dict[str, Any]:
+def _log_refusal(entry: Entry, reason: str) -> dict[str, Any]:
     """Log that a model is refused, and return the fields of its entry that change. The time doubles
     each time that the model is refused, up to REFUSED_MOST."""
     seconds = min(REFUSED_SECONDS * 2**entry.refusals, REFUSED_MOST)

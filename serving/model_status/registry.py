@@ -4,6 +4,7 @@ import logging
 import socket
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
+from math import inf
 from pathlib import Path
 from time import monotonic, sleep
 
@@ -75,12 +76,12 @@ class Registry:
         report the death to the manager and raise ModelRestarting. If the block raises ModelNotReady
         and the table of models has a more specific error, raise that instead.
         """
-        name = name or self._only_of(tasks) or self.default or self._only_name()
+        name = name or self._only_name_of(tasks) or self.default or self._only_name()
         if self._want:
             name = plain_name(name)
-            entry = self._kept_or_loaded(keep, waiting, name, version, self._want)
+            entry = self._keep_or_load(keep, waiting, name, version, self._want)
         else:
-            entry = self._kept(keep, name, version)
+            entry = self._keep(keep, name, version)
         try:
             served = self._served[entry.key]
             began = monotonic()
@@ -89,25 +90,26 @@ class Registry:
             except BackendDied as error:
                 raise self.report(served, error, began) from error
         except ModelNotReady:
-            self._ready(self.table.look(), name)  # raises the more specific error, if there is one
+            self._ready_entry(self.table.look(), name)  # raises the specific error, if there is one
             raise
 
-    def _kept(self, keep: Keep, name: str, version: str | None) -> Entry:
-        """Return the model's entry after calling `keep`. Raise an error if the model is not ready
-        or does not have the version."""
+    def _keep(self, keep: Keep, name: str, version: str | None) -> Entry:
+        """Call `keep`, and return the model's entry. Raise an error if the model is not ready or
+        does not have the version."""
         models = self.table.look()
-        entry = self._ready(models, name, version)
+        entry = self._ready_entry(models, name, version)
         keep(entry.name, entry.column)
-        while (now := self.table.look()) is not models:
-            models = now
+        # read the table again until it has not changed since `keep` counted this request
+        while (latest := self.table.look()) is not models:
+            models = latest
             before = entry
-            entry = self._ready(models, name, version)
+            entry = self._ready_entry(models, name, version)
             # if the model was replaced before `keep` counted this request, count it for the new one
             if entry.load_id != before.load_id:
                 keep(entry.name, entry.column)
         return entry
 
-    def _kept_or_loaded(
+    def _keep_or_load(
         self,
         keep: Keep,
         waiting: AbstractContextManager[None],
@@ -115,30 +117,30 @@ class Registry:
         version: str | None,
         want: Callable[[str], None],
     ) -> Entry:
-        """Return the model's entry after calling `keep`. If the model is not loaded, have it loaded
-        and wait. Raise ModelNotReady if loading takes longer than the request may wait.
+        """Call `keep`, and return the model's entry. If the model is not loaded, have it loaded and
+        wait. Raise ModelNotReady if loading takes longer than the request may wait.
 
         Do not raise the error of a rejected model before the manager was asked, because the model
         may have changed."""
         while True:
             if name in self.table.look().by_target:
                 with suppress(ModelNotLoaded):
-                    return self._kept(keep, name, version)
+                    return self._keep(keep, name, version)
             keep(name, WAITING)
             with waiting:
-                self._wait(name, want)
+                self._wait_for_load(name, want)
 
-    def _wait(self, name: str, want: Callable[[str], None]) -> None:
+    def _wait_for_load(self, name: str, want: Callable[[str], None]) -> None:
         """Wait until the model is loaded. Call `want` repeatedly, because the manager may be
         restarted, and the new manager does not know what the old one was loading."""
-        wanted = -WANT_SECONDS
+        last_want = -inf
         try:
             while True:
-                if monotonic() > wanted + WANT_SECONDS:
+                if monotonic() > last_want + WANT_SECONDS:
                     want(name)
-                    wanted = monotonic()
+                    last_want = monotonic()
                 with suppress(ModelNotLoaded):
-                    self._ready(self.table.look(), name)
+                    self._ready_entry(self.table.look(), name)
                     return
                 sleep(seconds_left(LOOK_SECONDS))
         except TooLate as err:
@@ -149,9 +151,9 @@ class Registry:
         at `began` (time.monotonic). Return the error for the caller."""
         report = {"models": [served.name, *served.parts], "details": str(error), "began": began}
         try:
-            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sent:
-                sent.setblocking(False)
-                sent.sendto(orjson.dumps(report), str(self._deaths))
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+                sender.setblocking(False)
+                sender.sendto(orjson.dumps(report), str(self._deaths))
         # for example, the manager is being restarted; the next call to the model reports the death
         except OSError as err:
             log.warning(
@@ -161,9 +163,9 @@ class Registry:
 
     def death_check(self, served: ServedModel) -> Callable[[], bool]:
         """Return a function that returns whether a process of the model, or of one of its parts,
-        has died since this call."""
+        has died since `death_check` was called."""
         models = self.table.look()
-        used = (models.by_triton_name.get(name) for name in (served.name, *served.parts))
+        used = [models.by_triton_name.get(name) for name in (served.name, *served.parts)]
         before = {entry.name: models.deaths.get(entry.name, 0) for entry in used if entry}
 
         def has_died() -> bool:
@@ -189,20 +191,23 @@ class Registry:
     def get(self, name: str) -> ServedModel:
         """Return the model called `name`. The first call creates its client. Raise a ServingError
         if the model is not ready."""
-        return self._served[self._ready(self.table.look(), name).key]
+        entry = self._ready_entry(self.table.look(), name)
+        return self._served[entry.key]
 
     def check(self, name: str, version: str | None = None) -> None:
         """Raise an error if the model, or this version of it, is not ready. The error says why."""
-        self._ready(self.table.look(), name, version)
+        self._ready_entry(self.table.look(), name, version)
 
-    def _ready(self, models: Models, name: str, version: str | None = None) -> Entry:
+    def _ready_entry(self, models: Models, name: str, version: str | None = None) -> Entry:
         """Return the model's entry if it is ready and has the version. Otherwise raise the error
         that says why it is not."""
         if entry := models.ready.get(name):
             if version is not None and version not in entry.versions:
                 raise _no_version(entry, version)
             return entry
-        if (entry := models.by_target.get(name)) and (error := models.error(entry)):
+        unready = models.by_target.get(name)
+        error = models.error(unready) if unready else None
+        if error:
             raise error
         if rejection := models.rejection(name):
             raise rejection
@@ -217,7 +222,7 @@ class Registry:
             f"Request for unknown model: '{name}' is not found; the models served are: {names}"
         )
 
-    def _only_of(self, tasks: Sequence[str]) -> str:
+    def _only_name_of(self, tasks: Sequence[str]) -> str:
         """Return the name of the only model with one of these tasks. Return "" if there is none or
         more than one, or if calls load models. This creates the clients of all ready models,
         because only a client knows its task."""

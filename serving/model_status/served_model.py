@@ -143,13 +143,15 @@ class ServedModels(dict[tuple[str, str, str], ServedModel]):
         entries = {entry.key: entry for entry in self._table.look().entries.values()}
         for old in set(self._locks) - entries.keys():
             self._locks.pop(old, None)
-            if (unloaded := self.pop(old, None)) and unloaded.client:
+            unloaded = self.pop(old, None)
+            if unloaded and unloaded.client:
                 forget(unloaded.client)
         with self._locks.setdefault(key, threading.Lock()):
             if key not in self:
-                target = entries[key].target if key in entries else ""
-                served = served_model(self._gateway, key[1], Path(key[2]))
-                self[key] = replace(served, target=target)
+                _, triton_name, folder = key
+                served = served_model(self._gateway, triton_name, Path(folder))
+                entry = entries.get(key)  # None if the model was unloaded in the meantime
+                self[key] = replace(served, target=entry.target if entry else "")
             return self[key]
 
 
@@ -162,10 +164,12 @@ def served_model(gateway: TritonGateway, triton_name: str, folder: Path) -> Serv
     sequencing = sequencing_of([config, *parts.values()])
     labels = {}
     for output in config.output:
+        if not output.label_filename:
+            continue
         # read the labels as Triton does, but ignore a file that is missing or outside the folder
         with suppress(InvalidRequest, OSError):
-            if output.label_filename:
-                labels[output.name] = model.file(output.label_filename).read_bytes().split(b"\n")
+            text = model.file(output.label_filename).read_bytes()
+            labels[output.name] = text.split(b"\n")
     served = ServedModel(
         model,
         sequencing=sequencing,
@@ -177,7 +181,7 @@ def served_model(gateway: TritonGateway, triton_name: str, folder: Path) -> Serv
     )
     try:
         return replace(served, client=make_client(model))
-    except (Exception, SystemExit) as err:
+    except (Exception, SystemExit) as err:  # a client's module may contain anything
         reason = f"the client of model '{triton_name}' cannot be made: {described(err)}"
         log.exception(reason)
         return replace(served, client_error=reason)

@@ -37,21 +37,21 @@ class Table:
 
     def __init__(self, file: Path) -> None:
         self.file = file
-        self._read: tuple[int, Models] = (0, Models())
+        self._cached: tuple[int, Models] = (0, Models())  # a version of the file, and its content
 
     def look(self) -> Models:
-        """Return the current table. The file is parsed only if it has changed."""
+        """Return the current table. If the file has not changed, return the same object again."""
         try:
             version = self.file.stat().st_mtime_ns
         except FileNotFoundError:  # nothing has been written yet
             return Models()
-        read = self._read  # read once, because another thread may replace it
-        if read[0] != version:
+        cached_version, models = self._cached  # read once; another thread may replace it
+        if cached_version != version:
             with self.file.open("rb") as opened:
-                version = os.fstat(opened.fileno()).st_mtime_ns
+                version = os.fstat(opened.fileno()).st_mtime_ns  # a newer file may have replaced it
                 models = msgspec.convert(json.load(opened), Models)
-            self._read = read = (version, models)
-        return read[1]
+            self._cached = (version, models)
+        return models
 
     def write(self, models: Models) -> None:
         """Replace the file atomically. Give it a unique modification time, which `look` uses as the
@@ -75,7 +75,8 @@ class Leases:
         cells = rows * WIDTH
         length = (2 * cells + MODELS) * SIZE
         with file.open("a+b") if file else TemporaryFile() as opened:
-            if opened.seek(0, 2) < length:
+            size = opened.seek(0, os.SEEK_END)
+            if size < length:
                 opened.truncate(length)
             numbers = memoryview(mmap.mmap(opened.fileno(), length)).cast("q")
         self._requests = numbers[:cells]

@@ -1,10 +1,10 @@
 """Defines the states of a model, and the events that change them. Standard library only. The most
 important changes are:
 
-    loading, adding -> ready -> reloading -> reloaded -> ready
-                                    |
-                                    +-> refusing -> refused -> reloading
-    ready -> unloading
+    absent -> adding -> ready -> reloading -> reloaded -> ready
+             loading -> ready        |
+                                     +-> refusing -> refused -> reloading
+    ready -> unloading -> absent
 
 Triton never finishes unloading a process that has died (triton/quirks.py), but it can load new
 processes beside the dead one, and unload those. So if a process of a model dies, the model becomes
@@ -15,6 +15,7 @@ it must be reloaded before it can be unloaded. A recovery thread does this while
 
 from enum import Enum
 
+ABSENT = "absent"  # the table of models does not contain this load of the model
 LOADING = "loading"  # tritonserver is starting, and loads the model
 ADDING = "adding"  # the model is being loaded by a call; Entry.error returns ModelNotLoaded
 READY = "ready"
@@ -27,7 +28,7 @@ RELOADED = "reloaded"
 REFUSING = "refusing"
 REFUSED = "refused"  # the model has been unloaded, and waits for a reload
 UNLOADING = "unloading"  # no new call may use the model, but Triton may still have it loaded
-STATES = (
+STATES = (  # of models in the table
     LOADING,
     ADDING,
     READY,
@@ -43,8 +44,12 @@ STATES = (
 
 class Event(Enum):
     """An event that changes a model's state. Its value maps the state before the event to the state
-    after it. In any other state, the event changes nothing."""
+    after it. In any other state, the event changes nothing. The survey writes the first table, in
+    which all models are LOADING."""
 
+    ADD = {ABSENT: ADDING}  # a call begins to load the model
+    # The model has been loaded from a changed folder. It replaces an earlier load in the table.
+    SERVE = {ABSENT: READY}
     # A new tritonserver loads all staged models. A model in UNLOADING might not be staged any more.
     SERVER_STARTED = {state: LOADING for state in STATES if state != UNLOADING}
     # the threads that were loading or recovering models ended with the previous manager
@@ -63,6 +68,8 @@ class Event(Enum):
     RELOAD_ENDED = {RELOADING: RELOADED}
     PROCESSES_SEEN = {RELOADED: READY}
     UNLOAD_ENDED = {REFUSING: REFUSED}
+    # the recovery thread has ended before its work, for example because tritonserver ended
     INTERRUPTED = {RELOADING: RESTARTING, REFUSING: REFUSED}
-    DUE = {RESTARTING: RELOADING, REFUSED: RELOADING}
+    DUE = {RESTARTING: RELOADING, REFUSED: RELOADING}  # Entry.until has passed
     UNLOAD = dict.fromkeys(STATES, UNLOADING)
+    REMOVE = dict.fromkeys(STATES, ABSENT)  # it has been unloaded, or cannot be served

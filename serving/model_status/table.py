@@ -19,6 +19,7 @@ from serving.errors import (
     rebuilt,
 )
 from serving.model_status.states import (
+    ABSENT,
     ADDING,
     FAILED,
     LOADING,
@@ -88,9 +89,8 @@ class Entry:
         if self.state in (RESTARTING, RELOADING, RELOADED):
             return ModelRestarting(self.name, self.reason)
         if self.state in (REFUSING, REFUSED):
-            return ModelRefused(
-                self.name, self.reason, max(1, round(self.until - time.monotonic()))
-            )
+            seconds = round(self.until - time.monotonic())
+            return ModelRefused(self.name, self.reason, max(1, seconds))
         if self.state == FAILED:
             return ModelFailed(self.name, self.reason)
         if self.state == ADDING:
@@ -117,7 +117,7 @@ class Rejection:
         return self.until > time.monotonic()
 
 
-def _reasons(rejections: Iterable[Rejection]) -> str:
+def _joined_reasons(rejections: Iterable[Rejection]) -> str:
     return "; ".join(chain.from_iterable(rejection.reasons for rejection in rejections))
 
 
@@ -169,16 +169,24 @@ class Models:
 
     def rejection(self, name: str) -> ServingError | None:
         """Return the error that says why the model was rejected, or None if it was not."""
-        current = [each for each in self.rejected if name in each.folders and each.is_current()]
+        rejections = [rejection for rejection in self.rejected if name in rejection.folders]
+        current = [rejection for rejection in rejections if rejection.is_current()]
         if not current:
             return None
-        reason = _reasons(current)
+        reason = _joined_reasons(current)
         code = current[0].code
-        return ModelFailed(name, reason) if code == ModelFailed.code else rebuilt(code, [reason])
+        if code == ModelFailed.code:
+            return ModelFailed(name, reason)
+        return rebuilt(code, [reason])
 
-    def with_entries(self, *entries: Entry) -> "Models":
-        """Return a table in which these models are added or replaced."""
-        return replace(self, entries={**self.entries, **{entry.name: entry for entry in entries}})
+    def _with(self, entry: Entry) -> "Models":
+        """Return a table in which the model is added or replaced."""
+        return replace(self, entries={**self.entries, entry.name: entry})
+
+    def _without(self, name: str) -> "Models":
+        """Return a table from which the model is removed."""
+        others = {other: entry for other, entry in self.entries.items() if other != name}
+        return replace(self, entries=others)
 
     def latest(self, entry: Entry) -> Entry | None:
         """Return the latest version of this entry, or None if the model has since been removed or
@@ -190,15 +198,20 @@ class Models:
         """Return a table in which `fields` of the model are updated. Return the same table if it no
         longer contains this load of the model."""
         latest = self.latest(entry)
-        return self.with_entries(replace(latest, **fields)) if latest else self
+        return self._with(replace(latest, **fields)) if latest else self
 
     def moved(self, entry: Entry, event: Event, **fields: Any) -> "Models":
         """Return a table in which `event` has changed the model's state and `fields` are updated.
-        Return the same table if the event does not apply to the state, or if the table no longer
-        contains this load of the model."""
+        Return the same table if the event does not apply to the state. The state is ABSENT if the
+        table does not contain this load of the model."""
         latest = self.latest(entry)
-        state = event.value.get(latest.state) if latest else None
-        return self.updated(entry, state=state, **fields) if state else self
+        state = latest.state if latest else ABSENT
+        new_state = event.value.get(state)
+        if new_state is None:
+            return self
+        if new_state == ABSENT:
+            return self._without(entry.name)
+        return self._with(replace(latest or entry, state=new_state, **fields))
 
     def all_moved(self, event: Event, **fields: Any) -> "Models":
         """Return a table in which `event` has been applied to all models."""
@@ -227,10 +240,12 @@ class Models:
         served is ready and has answered its example. Ignore models that a call is loading. Once the
         container has been ready, ignore restarting and refused models unless all models are in such
         a state, because the platform would replace the container by one with the same models."""
-        entries = {name: each for name, each in self.current.items() if each.state != ADDING}
+        entries = {name: entry for name, entry in self.current.items() if entry.state != ADDING}
         if not entries:
-            text = ": ".join(filter(None, ["no model is served", _reasons(self.rejected)]))
-            return None if self.by_call else ModelNotReady(text)
+            if self.by_call:
+                return None
+            reasons = _joined_reasons(self.rejected)
+            return ModelNotReady(": ".join(filter(None, ["no model is served", reasons])))
         errors: list[ServingError] = []
         for name, entry in sorted(entries.items()):
             error = self.error(entry)
@@ -239,9 +254,11 @@ class Models:
                 error = ModelNotReady(f"model '{name}': {reason}")
             if error:
                 errors.append(error)
-        crashes = [each for each in errors if isinstance(each, ModelRestarting | ModelRefused)]
-        if crashes and (len(crashes) == len(entries) or not self.was_ready):
+        crashes = [error for error in errors if isinstance(error, ModelRestarting | ModelRefused)]
+        have_all_crashed = len(crashes) == len(entries)
+        if crashes and (have_all_crashed or not self.was_ready):
             return crashes[0]
-        failures = [each for each in errors if isinstance(each, ModelFailed)]
-        others = [each for each in errors if each not in crashes]
+        # a ModelFailed comes first, because it tells `serve` not to wait any longer
+        failures = [error for error in errors if isinstance(error, ModelFailed)]
+        others = [error for error in errors if error not in crashes]
         return next(iter([*failures, *others]), None)

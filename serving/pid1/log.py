@@ -66,8 +66,8 @@ def as_text(process: str, line: str, level: str = "") -> str:
     level = str(entry.get("level", ""))
     request = f"request {entry.get('request_id', '')}"
     if "status" in entry:  # an entry of the access log
-        words = (entry.get(name) for name in ("method", "path", "status", "code", "model"))
-        call = " ".join(str(word) for word in words if word)
+        values = (entry.get(name) for name in ("method", "path", "status", "code", "model"))
+        call = " ".join(str(value) for value in values if value)
         # escape the path now, because line breaks in `message` are kept below
         message = f"{call} {entry.get('seconds', 0)} s, {request}".translate(ESCAPED)
         level = ""
@@ -87,7 +87,7 @@ def read_text(line: str, level: str = "") -> dict[str, str]:
     """Return the fields of a log line that is not JSON: its level, its message and, if the line
     contains it, the source file as "logger". If the line does not contain its level, use `level`
     or, if that is "", guess it."""
-    matches = (prefix.match(line) for prefix in PREFIXES)
+    matches = [prefix.match(line) for prefix in PREFIXES]
     match = next(filter(None, matches), None)
     if match is None:
         guess = "error" if ERROR_LINE.search(line) else "info"
@@ -123,21 +123,26 @@ class Output:
     def write(self, process: str, *lines: str, level: str = "") -> None:
         """Write the lines. If the reader does not take all of them, because it pauses for more than
         OUTPUT_PATIENCE seconds, count all of them as dropped."""
-        data = "".join(f"{self._format(process, line, level)}\n" for line in lines).encode()
+        formatted = [self._format(process, line, level) for line in lines]
+        data = "".join(f"{line}\n" for line in formatted).encode()
         with self._lock:
             # do not wait again for a reader that is still stalled
             patience = 0.0 if self._dropped else OUTPUT_PATIENCE
             if self._dropped:
                 text = f"{self._dropped} lines were dropped: nobody read the log"
+                notice = self._format("serve", text, "warning")
                 # begin with a line break, because the last line may have been written only in part
-                data = f"\n{self._format('serve', text, 'warning')}\n".encode() + data
+                data = f"\n{notice}\n".encode() + data
             # Write at most PIPE_BUF bytes at a time, because a pipe that select reports as writable
             # accepts PIPE_BUF bytes without blocking (POSIX).
             with contextlib.suppress(OSError):
                 while data and select.select([], [self._descriptor], [], patience)[1]:
-                    data = data[os.write(self._descriptor, data[: select.PIPE_BUF]) :]
-            is_dropped = bool(data)
-            self._dropped = self._dropped + len(lines) if is_dropped else 0
+                    written = os.write(self._descriptor, data[: select.PIPE_BUF])
+                    data = data[written:]
+            if data:
+                self._dropped += len(lines)
+            else:
+                self._dropped = 0
 
 
 class Pump(threading.Thread):
@@ -163,13 +168,14 @@ class Pump(threading.Thread):
     def run(self) -> None:
         with self._stream:
             for lines in read_lines(self._stream):
-                shown = [self._shown(line) for line in lines if not self._noise.search(line)]
+                kept = [line for line in lines if not self._noise.search(line)]
+                shown = [self._remember(line) for line in kept]
                 if shown:
                     self._output.write(self._process, *shown)
 
-    def _shown(self, line: str) -> str:
-        """Return the line without the omitted text, and remember it for `last_error`. Return a line
-        of JSON unchanged."""
+    def _remember(self, line: str) -> str:
+        """Remember the line for `last_error`, and return it without the omitted text. Return a line
+        of JSON unchanged, and do not remember it."""
         if line.startswith(ENTRY):
             return line
         line = self._omitted.sub("", line)
@@ -189,10 +195,15 @@ class Pump(threading.Thread):
 def read_lines(stream: IO[bytes]) -> Iterator[list[str]]:
     """Yield the lines of the stream as they arrive, in lists. Truncate each line to 16 KiB, and
     replace bytes that are not UTF-8."""
-    rest = b""
-    # at the end of the stream, add the line break that the last line lacks
-    while data := os.read(stream.fileno(), CHUNK) or (rest and b"\n"):
-        *whole, rest = (rest + data).split(b"\n")
+    rest = b""  # the beginning of a line whose end has not arrived yet
+    while data := os.read(stream.fileno(), CHUNK):
+        *complete, rest = (rest + data).split(b"\n")
         rest = rest[:LINE_LIMIT]
-        if whole:
-            yield [line[:LINE_LIMIT].decode("utf-8", "replace").rstrip("\r") for line in whole]
+        if complete:
+            yield [_decode(line) for line in complete]
+    if rest:
+        yield [_decode(rest)]
+
+
+def _decode(line: bytes) -> str:
+    return line[:LINE_LIMIT].decode("utf-8", "replace").rstrip("\r")

@@ -49,7 +49,8 @@ QUERY = r'\?\S*?(?="?,?(?:\s|$))'
 
 def ping_address(settings: Settings) -> tuple[str, int]:
     """Return the address and port at which this machine can reach nginx."""
-    return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.host, settings.host), settings.port
+    loopbacks = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # for hosts that stand for all addresses
+    return loopbacks.get(settings.host, settings.host), settings.port
 
 
 def bracketed(host: str) -> str:
@@ -67,7 +68,8 @@ def nginx(
     listeners, which the environment variable NGINX lists. The program is searched for on the PATH
     and in `folders`. Raise FileNotFoundError if it is missing, and SettingsError if too few open
     files are allowed."""
-    binary = shutil.which("nginx", path=f"{environ.get('PATH', os.defpath)}:{folders}")
+    path = f"{environ.get('PATH', os.defpath)}:{folders}"
+    binary = shutil.which("nginx", path=path)
     if not binary:
         raise FileNotFoundError(
             "nginx is not installed: install a package of it, such as Debian's nginx-light"
@@ -93,13 +95,14 @@ def nginx(
 
 
 def nginx_configuration(settings: Settings) -> str:
-    """Return the text of nginx.conf, made from the template. {{name}} is replaced by its entry in
-    `values`, or else by the setting of that name. A section {{#name}} … {{/name}} is removed if the
-    value for `name` is false. Set the limit of open files, which nginx inherits. Raise
-    SettingsError if the hard limit is too low."""
+    """Set the limit of open files, which nginx inherits, and return the text of nginx.conf, made
+    from the template. {{name}} is replaced by its entry in `values`, or else by the setting of that
+    name. A section {{#name}} … {{/name}} is removed if the value for `name` is false. Raise
+    SettingsError if the hard limit of open files is too low."""
+    file_limit = set_file_limit(settings.max_concurrency)
     # each worker of nginx should be able to hold twice as many requests as the Flask app admits
     wanted = max(USUAL_CONNECTIONS, 2 * FILES_PER_REQUEST * settings.max_concurrency)
-    connections = min(set_file_limit(settings.max_concurrency) - OWN_FILES, wanted)
+    connections = min(file_limit - OWN_FILES, wanted)
     values = {
         # Run the workers as the same user as nginx. By default, if that is root, nginx would run
         # them as another user, who cannot enter the run folder.
@@ -132,10 +135,11 @@ def nginx_configuration(settings: Settings) -> str:
     def value(name: str) -> object:
         return values[name] if name in values else getattr(settings, name)
 
-    template = TEMPLATE.read_text(encoding="utf-8")
-    text = SECTION.sub(
-        lambda match: "" if value(match[1]) in (False, "false") else match[2], template
-    )
+    def section(match: re.Match[str]) -> str:
+        is_kept = value(match[1]) not in (False, "false")
+        return match[2] if is_kept else ""
+
+    text = SECTION.sub(section, TEMPLATE.read_text(encoding="utf-8"))
     return re.sub(r"\{\{(\w+)\}\}", lambda match: str(value(match[1])), text)
 
 
@@ -145,9 +149,9 @@ def own_hosts(settings: Settings) -> str:
     restriction is for browsers, which always send it. Otherwise, any header is valid."""
     if not is_loopback(settings.host):
         return "^"
-    ours = [bracketed(settings.host), "localhost", "127.0.0.1", "[::1]"]
-    with_port = "|".join(map(re.escape, ours))
-    patterns = ["^$", f"^({with_port})(:[0-9]+)?$"]
+    own_names = [bracketed(settings.host), "localhost", "127.0.0.1", "[::1]"]
+    names = "|".join(map(re.escape, own_names))
+    patterns = ["^$", f"^({names})(:[0-9]+)?$"]
     for origin in settings.origins:
         host = origin.partition("://")[2]
         patterns.append(f"^{re.escape(host)}$")

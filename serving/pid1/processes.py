@@ -60,7 +60,7 @@ def all_processes(
     """Return the processes in the order in which they are started. nginx inherits the listeners.
     Create their folders and configuration files. Raise FileNotFoundError if a program is missing,
     and SettingsError if too few open files are allowed."""
-    front = {
+    environment = {
         **environ,
         **settings.environment(),
         "PYTHONDONTWRITEBYTECODE": "1",
@@ -70,15 +70,15 @@ def all_processes(
         "HF_HUB_OFFLINE": "1",
     }
     # only the Flask app needs the secrets
-    common = {name: value for name, value in front.items() if name not in SECRETS}
+    public = {name: value for name, value in environment.items() if name not in SECRETS}
     command = (sys.executable, "-m", "serving.model_lifecycle")
-    manager = Process("manager", command, common, ROOT, answers_at=(settings.manager_socket, "/"))
+    manager = Process("manager", command, public, ROOT, answers_at=(settings.manager_socket, "/"))
     return [
-        triton(settings, common),
+        triton(settings, public),
         manager,
-        gunicorn(settings, front),
-        nginx(settings, common, listeners),
-        *cloudwatch_agent(settings, common),
+        gunicorn(settings, environment),
+        nginx(settings, public, listeners),
+        *cloudwatch_agent(settings, public),
     ]
 
 
@@ -110,9 +110,9 @@ def gunicorn(settings: Settings, environ: Mapping[str, str]) -> Process:
     command += ["--permit-unconventional-http-method"]
     command += [f"--bind=unix:{path}" for path in (settings.gunicorn_socket, settings.large_socket)]
     command += [f"--{name}={value}" for name, value in flags.items()]
-    counts = settings.run_dir / "metrics"
-    shutil.rmtree(counts, ignore_errors=True)
-    counts.mkdir()
+    metrics = settings.run_dir / "metrics"
+    shutil.rmtree(metrics, ignore_errors=True)
+    metrics.mkdir()
     own = {
         "OMP_NUM_THREADS": "1",
         "OPENBLAS_NUM_THREADS": "1",
@@ -124,7 +124,7 @@ def gunicorn(settings: Settings, environ: Mapping[str, str]) -> Process:
         "MALLOC_MMAP_THRESHOLD_": MALLOC_THRESHOLD,
         "MALLOC_TRIM_THRESHOLD_": MALLOC_THRESHOLD,
         "MALLOC_ARENA_MAX": "1",
-        "PROMETHEUS_MULTIPROC_DIR": str(counts),
+        "PROMETHEUS_MULTIPROC_DIR": str(metrics),
     }
     return Process("gunicorn", tuple(command), {**environ, **own}, ROOT)
 
@@ -132,7 +132,8 @@ def gunicorn(settings: Settings, environ: Mapping[str, str]) -> Process:
 def find_agent(environ: Mapping[str, str]) -> str | None:
     """Return the path of the CloudWatch agent's program, or None if it is not installed. Search the
     PATH and the folder into which AWS's package installs it."""
-    return shutil.which(AGENT, path=f"{environ.get('PATH', os.defpath)}:{AGENT_FOLDER}")
+    path = f"{environ.get('PATH', os.defpath)}:{AGENT_FOLDER}"
+    return shutil.which(AGENT, path=path)
 
 
 def cloudwatch_agent(settings: Settings, environ: Mapping[str, str]) -> list[Process]:
@@ -185,27 +186,29 @@ def triton(
     settings.staged_folder.mkdir(exist_ok=True)
     prefix = new_prefix()
     replace_file(settings.shared_memory_file, prefix.encode(), mode=0o600)
-    spinning = {} if "OMP_WAIT_POLICY" in environ else {"GOMP_SPINCOUNT": OPENMP_SPINNING}
-    spinning["OPENBLAS_THREAD_TIMEOUT"] = OPENBLAS_SPINNING
-    environ = tritonserver.with_stub_wait(tritonserver.environment(spinning | dict(environ)))
+    defaults = {"OPENBLAS_THREAD_TIMEOUT": OPENBLAS_SPINNING}
+    if "OMP_WAIT_POLICY" not in environ:  # GOMP_SPINCOUNT would override it
+        defaults["GOMP_SPINCOUNT"] = OPENMP_SPINNING
+    environ = tritonserver.environment(defaults | dict(environ))
+    environ = tritonserver.with_stub_wait(environ)
     command = tritonserver.command(triton_flags(settings, backends), backends, prefix)
     command += backend_options(settings, backends)
     if settings.device == "gpu" and settings.model_load_gpu_limit:
-        command += [
-            f"--model-load-gpu-limit={gpu}:{settings.model_load_gpu_limit}" for gpu in range(gpus())
-        ]
+        for gpu in range(gpus()):
+            command.append(f"--model-load-gpu-limit={gpu}:{settings.model_load_gpu_limit}")
     # the operator's options come last, because tritonserver uses the last value of an option
     command += settings.additional_arguments
     noise: tuple[str, ...] = TRITON_NOISE
     if settings.device == "cpu":
         noise += NO_GPU_NOISE
+    sockets = f"{glob.escape(str(settings.triton_folder))}/*.sock*"
     return Process(
         "tritonserver",
         tuple(command),
         environ,
         ROOT,
         noise=noise,
-        leftovers=(f"/dev/shm/{prefix}*", f"{glob.escape(str(settings.triton_folder))}/*.sock*"),
+        leftovers=(f"/dev/shm/{prefix}*", sockets),
         leftover_folders=tritonserver.ENVIRONMENTS,
         answers_at=(settings.triton_http, "/v2/health/live"),
     )
@@ -247,7 +250,8 @@ def triton_flags(settings: Settings, backends: Path) -> dict[str, object]:
 
 def backend_options(settings: Settings, backends: Path) -> Iterator[str]:
     """Yield the options that tritonserver passes to its backends."""
-    for backend in (python_backends := tritonserver.python_backends(backends)):
+    python_backends = tritonserver.python_backends(backends)
+    for backend in python_backends:
         yield f"--backend-config={backend},shm-default-byte-size={settings.shm_default_byte_size}"
         yield f"--backend-config={backend},shm-growth-byte-size={settings.shm_growth_byte_size}"
         if settings.policy.by_call:

@@ -49,7 +49,7 @@ PORT_VARIABLES = {"SAGEMAKER_BIND_TO_PORT": "PORT or SAGEMAKER_BIND_TO_PORT"}
 
 
 @contextlib.contextmanager
-def listening(settings: Settings) -> Iterator[tuple[socket.socket, ...]]:
+def listening_sockets(settings: Settings) -> Iterator[tuple[socket.socket, ...]]:
     """Yield a listening socket for each public port. nginx inherits these sockets, so that
     connections are not refused while nginx is restarted. Raise a SettingsError that lists all ports
     that cannot be used."""
@@ -83,7 +83,7 @@ def new_prefix() -> str:
 
 
 @contextlib.contextmanager
-def held(prefix: str, folder: Path = SHARED_MEMORY) -> Iterator[None]:
+def shared_memory_lock(prefix: str, folder: Path = SHARED_MEMORY) -> Iterator[None]:
     """Remove files that killed servers have left in /dev/shm. They can outlive a container if
     /dev/shm is a volume of its pod, or that of the host. Inside the `with` block, hold a lock that
     keeps other servers from removing this server's files, whose names begin with `prefix`. At its
@@ -91,16 +91,16 @@ def held(prefix: str, folder: Path = SHARED_MEMORY) -> Iterator[None]:
     for lock in folder.glob(f"lock-serve-{'[0-9a-f]' * 16}"):
         with contextlib.suppress(OSError), lock.open("r+b") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            _remove(lock.name.removeprefix("lock-"), folder)
-    with contextlib.ExitStack() as locked:
+            _remove_files(lock.name.removeprefix("lock-"), folder)
+    with contextlib.ExitStack() as at_the_end:
         with contextlib.suppress(OSError):  # /dev/shm may be full, or missing (`serve` warns then)
-            lock_file = locked.enter_context((folder / f"lock-{prefix}").open("xb"))
+            lock_file = at_the_end.enter_context((folder / f"lock-{prefix}").open("xb"))
             fcntl.flock(lock_file, fcntl.LOCK_EX)
-            locked.callback(_remove, prefix, folder)
+            at_the_end.callback(_remove_files, prefix, folder)
         yield
 
 
-def _remove(prefix: str, folder: Path) -> None:
+def _remove_files(prefix: str, folder: Path) -> None:
     for file in folder.iterdir():
         if file.name.startswith((prefix, f"lock-{prefix}")):
             with contextlib.suppress(OSError):

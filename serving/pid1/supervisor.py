@@ -36,6 +36,7 @@ REPORT_INTERVAL = 5.0  # seconds between log lines that say why the container is
 # Seconds that a stop may take if the server was never ready. No request is in flight then, and
 # waiting longer would not help, because tritonserver ignores the signal while it loads models.
 STOP_BEFORE_READY = 3.0
+KILL_TIMEOUT = 8.0  # seconds to wait for the end of a process that was killed
 OUT_OF_MEMORY = "out of memory"
 
 
@@ -71,8 +72,8 @@ class Supervisor:
         self._when_ready = list(when_ready)
         self._stage = "starting"
         self._has_been_ready = False
-        self._since = system.now()
-        self._next_report = REPORT_INTERVAL
+        self._starting_since = system.now()
+        self._next_report = REPORT_INTERVAL  # seconds after _starting_since
         self._oom_kills = system.oom_kills()
 
     def run(self) -> int:
@@ -99,8 +100,11 @@ class Supervisor:
         return code
 
     def _seconds_to_wait(self) -> float:
-        waiting = any(child.pid is None and child.retry_at < math.inf for child in self._children)
-        return POLL_INTERVAL if waiting or self._stage != "ready" else IDLE_INTERVAL
+        is_backing_off = any(
+            child.pid is None and child.retry_at < math.inf for child in self._children
+        )
+        is_idle = self._stage == "ready" and not is_backing_off
+        return IDLE_INTERVAL if is_idle else POLL_INTERVAL
 
     def _start_due(self) -> None:
         """Start each process that is not running and whose pause is over. Raise Failure if a
@@ -137,23 +141,24 @@ class Supervisor:
         child.deaths = times
         if self._stage == "ready" and not child.process.optional:
             self._stage = "starting"
-            self._since = now
+            self._starting_since = now
         if len(times) > DEATHS_ALLOWED:
-            often = (
+            problem = (
                 f"{name} died {len(times)} times within {WINDOW:g} s, the last time it "
                 f"{child.last_exit}"
             )
-            reasons = [often, self._system.last_error(child.process)]
+            reasons = [problem, self._system.last_error(child.process)]
             self._give_up(child, ": ".join(filter(None, reasons)))
         else:
-            pause = min(BACKOFF_MAX, BACKOFF_FIRST * 2 ** max(0, len(times) - 1))
+            doublings = max(0, len(times) - 1)  # `times` is empty if only OOM kills occurred
+            pause = min(BACKOFF_MAX, BACKOFF_FIRST * 2**doublings)
             child.retry_at = now + pause
             self._write_status()
             self._system.say(f"{name} {child.last_exit}; starting it again in {pause:g} s", "error")
 
     def _cause_of_kill(self, code: int) -> str:
         """Return why a process with this exit code was killed by SIGKILL, or "" if it was not. Call
-        this once for each death, because it remembers the number of OOM kills."""
+        this once for each death, because it updates the number of OOM kills."""
         before = self._oom_kills
         self._oom_kills = self._system.oom_kills()
         if code != -signal.SIGKILL:
@@ -187,8 +192,11 @@ class Supervisor:
         down = [
             child for child in self._children if child.pid is None and not child.process.optional
         ]
-        reason = f"{down[0].process.name} {down[0].last_exit}" if down else self._system.ping()
-        took = self._system.now() - self._since
+        if down:
+            reason = f"{down[0].process.name} {down[0].last_exit}"
+        else:
+            reason = self._system.ping()
+        took = self._system.now() - self._starting_since
         if not reason:
             self._stage = "ready"
             self._has_been_ready = True
@@ -214,9 +222,9 @@ class Supervisor:
         self._stage = "stopping"
         self._write_status()
         # The server may have become ready, and have callers, since the last check.
-        serves = self._has_been_ready or not self._system.ping()
+        may_have_callers = self._has_been_ready or not self._system.ping()
         timeout = self._settings.stop_timeout
-        if not serves:
+        if not may_have_callers:
             timeout = min(STOP_BEFORE_READY, timeout)
         deadline = self._system.now() + timeout
         for child in reversed(self._children):
@@ -229,10 +237,14 @@ class Supervisor:
                     f"{child.process.name} did not stop in time: killing it", "warning"
                 )
                 self._system.kill_group(child.pid)
-                self._await_end(child, self._system.now() + BACKOFF_MAX)
+                self._await_end(child, self._system.now() + KILL_TIMEOUT)
 
     def _await_end(self, child: _Child, deadline: float) -> None:
-        while child.pid is not None and (left := deadline - self._system.now()) > 0:
+        """Wait until the process has ended, but not after `deadline`. Record all that end."""
+        while child.pid is not None:
+            left = deadline - self._system.now()
+            if left <= 0:
+                return
             self._system.wait(min(left, 1.0))
             for ended, code in self._reap():
                 ended.last_exit = describe_exit(code)
@@ -241,9 +253,9 @@ class Supervisor:
 
     def _write_status(self) -> None:
         processes = {}
-        idle = "stopped" if self._stage == "stopping" else "backing off"
+        not_running = "stopped" if self._stage == "stopping" else "backing off"
         for child in self._children:
-            state = "running" if child.pid else idle
+            state = "running" if child.pid else not_running
             processes[child.process.name] = ProcessStatus(
                 child.pid, child.starts, state, child.last_exit
             )

@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 
 from serving.errors import ModelFailed
@@ -88,10 +87,10 @@ class HealthCheck(threading.Thread):
 
     def run(self) -> None:
         while not self.ended.wait(PAUSE):
-            self.ask()
+            self.check_once()
 
-    def ask(self) -> None:
-        """Check once, and update `silence`."""
+    def check_once(self) -> None:
+        """Send a health check, and update `silence`."""
         began = self._clock()
         try:
             self._send(self._address, self._path, self._timeout)
@@ -114,9 +113,10 @@ class _Running:
         if self.check:
             self.check.ended.set()
         process = self.process
-        for leftover in chain.from_iterable(map(glob.glob, process.leftovers)):
-            with contextlib.suppress(OSError):
-                Path(leftover).unlink()
+        for pattern in process.leftovers:
+            for leftover in glob.glob(pattern):  # noqa: PTH207
+                with contextlib.suppress(OSError):
+                    Path(leftover).unlink()
         remove_leftovers(process.leftover_folders, process.name, self.started)
 
 
@@ -132,7 +132,7 @@ class System:
         self._running: dict[int, _Running] = {}
         self._pumps: dict[str, Pump] = {}
         # not SIGKILL: at SIGTERM, nginx, gunicorn and tritonserver also end their own children
-        self._prefix = dying_with_us("TERM")
+        self._command_prefix = dying_with_us("TERM")
 
     def catch_signals(self) -> None:
         """From now on, put each stop signal and SIGCHLD into a queue, from which `wait` returns
@@ -156,7 +156,7 @@ class System:
         output and check its health. Return its pid. Raise OSError if it cannot be started."""
         started = time.clock_gettime(FILE_CLOCK)
         child = subprocess.Popen(
-            (*self._prefix, *process.command),
+            (*self._command_prefix, *process.command),
             env=dict(process.environment),
             cwd=process.folder,
             stdin=subprocess.DEVNULL,
@@ -165,11 +165,10 @@ class System:
             process_group=0,
             pass_fds=[listener.fileno() for listener in process.listeners],
         )
-        if child.stdout:
-            self._pumps[process.name] = Pump(
-                process.name, child.stdout, self._output, process.noise, process.omitted
-            )
-            self._pumps[process.name].start()
+        if child.stdout:  # always true; for the type checker
+            pump = Pump(process.name, child.stdout, self._output, process.noise, process.omitted)
+            pump.start()
+            self._pumps[process.name] = pump
         check = None
         if process.answers_at and self._hang_timeout:
             check = HealthCheck(*process.answers_at, self._hang_timeout / ATTEMPTS)
@@ -197,7 +196,8 @@ class System:
         return ended
 
     def signal(self, pid: int, number: signal.Signals) -> None:
-        """Send a stop signal to the process, but not to its group, and close its listeners."""
+        """Send a stop signal to the process, but not to its group. Close its listeners, so that new
+        connections are refused as soon as the process has closed them too."""
         if pid in self._running:
             os.kill(pid, number)
             for listener in self._running[pid].process.listeners:
@@ -222,7 +222,8 @@ class System:
     def last_error(self, process: Process) -> str:
         """Return the last line of the process's output that looks like an error, or else the last
         line."""
-        return self._pumps[process.name].last_error() if process.name in self._pumps else ""
+        pump = self._pumps.get(process.name)
+        return pump.last_error() if pump else ""
 
     def ping(self) -> str:
         """Return why /ping does not return 200, or "" if it does. Return a PermanentFailure if
@@ -236,7 +237,8 @@ class System:
         try:
             reply = json.loads(body)
             reason = f"/ping: {status} {reply['error']}"
-            return PermanentFailure(reason) if reply.get("code") == ModelFailed.code else reason
+            is_permanent = reply.get("code") == ModelFailed.code
+            return PermanentFailure(reason) if is_permanent else reason
         except (ValueError, KeyError, TypeError):
             return f"/ping: {status} {body.decode('utf-8', 'replace').strip()}"
 

@@ -12,6 +12,7 @@ This is a separate process, `python -m serving.preparation.check`, because proce
 standard library. It reads the settings from the environment.
 """
 
+import json
 import os
 import re
 import secrets
@@ -22,12 +23,13 @@ import tempfile
 import time
 import traceback
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, redirect_stdout, suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from clients.base import Model, TensorSpec
 from serving.bodies.decoder import Decoder
-from serving.bodies.examples import ask_example
+from serving.bodies.examples import check_loaded_model
 from serving.clients import make_client
 from serving.codecs import Limits
 from serving.errors import ConfigError, ServingError, TritonUnavailable, described
@@ -56,10 +58,22 @@ QUIET = (
 )
 
 
-def main() -> int:
-    """Check the models that are loaded at startup. Print one line for each mistake, and one for
-    each model that was loaded. Return 1 if a model has a mistake, else 0, even if no model could be
-    loaded because there is no tritonserver."""
+@dataclass(frozen=True)
+class Report:
+    """What a check found. `mistakes` are pairs of a model and what is wrong with it. The other
+    models, `sound`, loaded and answered, unless `not_loaded` says why none was loaded."""
+
+    mistakes: list[tuple[str, str]]
+    sound: list[str]
+    not_loaded: str = ""
+
+
+def main(words: list[str]) -> int:
+    """Check the models that are loaded at startup, and print the Report: as JSON with the word
+    `json`, otherwise as one line for each mistake and each model that was loaded. Return 1 if a
+    model has a mistake, else 0, even if no model could be loaded because there is no
+    tritonserver."""
+    # end by an exception, so that the temporary tritonserver is stopped
     signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(128 + signal.SIGTERM))
     settings = Settings.from_env(os.environ)
     if not settings.load_models:  # multi-model or on-demand mode: calls load the models
@@ -72,33 +86,54 @@ def main() -> int:
         for repository in settings.model_repositories:
             if (repository / name).is_dir():
                 folders[name] = repository / name
-    lines = list(check_models(settings, folders))
-    mistaken = {line.partition(": ")[0] for line in lines}
-    failed: dict[str, str] = {}
+    with redirect_stdout(sys.stderr):  # a model's own client.py may print
+        report = check(settings, folders)
+    if "json" in words:
+        json.dump(asdict(report), sys.stdout)
+    else:
+        sys.stdout.writelines(f"{line}\n" for line in _lines(report))
+    return 1 if report.mistakes else 0
+
+
+def check(settings: Settings, folders: Mapping[str, Path]) -> Report:
+    """Check the models in `folders`, and load those without a mistake."""
+    mistakes = list(check_models(settings, folders))
+    mistaken = {name for name, _ in mistakes}
     whole = [name for name in folders if name not in mistaken]
+    failures: dict[str, str] = {}
     try:
-        failed = dict(failures_in_tritonserver(settings, folders, whole)) if whole else {}
-        lines += [
-            f"{name}: {' '.join(failed.get(name, 'loads and answers').split())}" for name in whole
-        ]
+        if whole:
+            failures = dict(failures_in_tritonserver(settings, folders, whole))
     except FileNotFoundError as err:
-        lines.append(f"the models were not loaded: {err}")
-    if not mistaken and not failed:
-        lines.append(f"nothing is wrong with the settings and the models {', '.join(folders)}")
-    sys.stdout.writelines(f"{line}\n" for line in lines)
-    return 1 if mistaken or failed else 0
+        return Report(mistakes, whole, f"the models were not loaded: {err}")
+    mistakes += [(name, " ".join(reason.split())) for name, reason in failures.items()]
+    return Report(mistakes, [name for name in whole if name not in failures])
 
 
-def check_models(settings: Settings, folders: Mapping[str, Path]) -> Iterator[str]:
-    """Yield one line for each mistake that is found without tritonserver, with the model, the file
-    and what is wrong."""
+def _lines(report: Report) -> Iterator[str]:
+    """Yield the report's lines for people."""
+    for name, mistake in report.mistakes:
+        yield f"{name}: {mistake}"
+    if report.not_loaded:
+        yield report.not_loaded
+    else:
+        for name in report.sound:
+            yield f"{name}: loads and answers"
+    if not report.mistakes:
+        yield f"nothing is wrong with the settings and the models {', '.join(report.sound)}"
+
+
+def check_models(settings: Settings, folders: Mapping[str, Path]) -> Iterator[tuple[str, str]]:
+    """Yield (model, mistake) for each mistake that is found without tritonserver. The mistake names
+    the file and says what is wrong."""
     for name, folder in folders.items():
-        lines = []
+        texts = []
         for file in (folder / CONFIG, *sorted(folder.glob("configs/*.pbtxt"))):
             for source, mistake in _mistakes(name, folder, file, settings):
-                lines.append(f"{name}: {source.relative_to(folder)}: {' '.join(mistake.split())}")
+                texts.append(f"{source.relative_to(folder)}: {' '.join(mistake.split())}")
         # several configurations may find the same mistake in client.py
-        yield from dict.fromkeys(lines)
+        for text in dict.fromkeys(texts):
+            yield name, text
 
 
 def _mistakes(
@@ -126,9 +161,10 @@ def _mistakes_of_client(model: Model) -> Iterator[str]:
     in config.pbtxt, and yield the mistakes."""
     file = ServedModel(model).example_file()
     example = file.name if file else "the client's example"
-    failure = "the client cannot be made"
+    failure = "the client cannot be made"  # what to report if the next step fails
     try:
-        if (client := make_client(model)) is None:
+        client = make_client(model)
+        if client is None:
             return
         failure = f"{example} cannot be read"
         data = ServedModel(model, client).example()
@@ -137,15 +173,15 @@ def _mistakes_of_client(model: Model) -> Iterator[str]:
         failure = f"the client fails on {example}"
         tensors = client.prepare([instance], client.defaults)
     except (Exception, SystemExit) as err:  # a client's code may raise anything
-        line = _line_of_client(err, model.path)
-        yield f"{failure}: {described(err)}{line}"
+        note = _note_of_line(err, model.path)
+        yield f"{failure}: {described(err)}{note}"
         return
     for spec in model.inputs:
         if mistake := _mistake_of_tensor(spec, tensors.get(spec.name)):
             yield f"from {example} the client makes {mistake}"
 
 
-def _line_of_client(err: BaseException, folder: Path) -> str:
+def _note_of_line(err: BaseException, folder: Path) -> str:
     """Return a note with the line of the model's own client.py at which the error occurred, or ""
     if the traceback does not contain that file."""
     frames = traceback.extract_tb(err.__traceback__)
@@ -154,17 +190,19 @@ def _line_of_client(err: BaseException, folder: Path) -> str:
 
 
 def _mistake_of_tensor(spec: TensorSpec, array: Array | None) -> str:
-    """Return what is wrong with the `array` that a client makes for an input, or "" if it fits."""
+    """Return what is wrong with the `array` that a client makes for an input, or "" if nothing
+    is."""
     if array is None:
         return "" if spec.optional else f"no tensor for the input '{spec.name}'"
     row = array.shape[1:]
     sizes = zip(spec.shape, row, strict=False)
-    fits = all(size in (-1, got) for size, got in sizes)
-    if not fits or len(row) != len(spec.shape):
+    has_sizes = all(size in (-1, got) for size, got in sizes)
+    if not has_sizes or len(row) != len(spec.shape):
         return f"'{spec.name}' with shape {list(row)}, but the input has {list(spec.shape)}"
     is_text = spec.datatype == "BYTES" and array.dtype.kind in "OSU"
-    is_same = spec.datatype == "BF16" or array.dtype == numpy_dtype(spec.datatype)
-    if not (is_text or is_same):
+    # any array is converted to BF16, which NumPy does not have
+    is_same_type = spec.datatype == "BF16" or array.dtype == numpy_dtype(spec.datatype)
+    if not (is_text or is_same_type):
         return f"'{spec.name}' as {array.dtype}, but the input is {spec.datatype}"
     return ""
 
@@ -178,13 +216,14 @@ def failures_in_tritonserver(
     models that have not been tested. Raise FileNotFoundError if there is no tritonserver."""
     with tempfile.TemporaryDirectory(prefix="serve-check-", ignore_cleanup_errors=True) as scratch:
         run_dir = Path(scratch)
-        pending = list(names)
+        pending = list(names)  # the models without a result yet; the first is tested next
         store = Store(run_dir / "models", settings, tritonserver.backend_directory())
         for name, folder in folders.items():
             try:
                 store.stage(folder, name)
             except ConfigError as err:
-                pending = [other for other in pending if other != name]
+                if name in pending:
+                    pending.remove(name)
                 yield name, str(err)
         decoder = Decoder(Limits())
         try:
@@ -193,16 +232,19 @@ def failures_in_tritonserver(
                     name = pending[0]
                     try:
                         loading.load(gateway, store, name, folders, settings.start_timeout)
-                        ask_example(gateway, decoder, served_model(gateway, name, folders[name]))
+                        served = served_model(gateway, name, folders[name])
+                        check_loaded_model(gateway, decoder, served)
                     except TritonUnavailable as err:
                         reason = f"tritonserver ended while it tested '{name}': "
                         raise TritonUnavailable(reason + last_line(_log(run_dir))) from err
                     except ServingError as err:
-                        text = PREFACE.sub("", str(err)) + _poll_failure(run_dir, name, str(err))
-                        yield name, with_sources(text, {store.path(name): folders[name]})
+                        reason = PREFACE.sub("", str(err))
+                        reason += _poll_failure(run_dir, name, str(err))
+                        yield name, with_sources(reason, {store.path(name): folders[name]})
                     pending.pop(0)
         except TritonUnavailable as err:
-            yield from ((name, str(err)) for name in pending)
+            for name in pending:
+                yield name, str(err)
 
 
 @contextmanager
@@ -254,8 +296,10 @@ def _command(settings: Settings, run_dir: Path, prefix: str) -> list[str]:
         "exit-timeout-secs": int(EXIT_SECONDS),
     }
     command = [*dying_with_us("KILL"), *tritonserver.command(flags, backends, prefix)]
-    more = settings.additional_arguments
-    return command + [each for each in more if each.startswith("--backend-config")]
+    options = [
+        word for word in settings.additional_arguments if word.startswith("--backend-config")
+    ]
+    return command + options
 
 
 def _environment() -> dict[str, str]:
@@ -289,8 +333,8 @@ def _poll_failure(run_dir: Path, name: str, error: str) -> str:
     if "failed to poll" not in error:
         return ""
     pattern = rf"Poll failed for model directory '{re.escape(name)}': (.*)"
-    found = re.findall(pattern, _log(run_dir))
-    return f": {found[-1]}" if found else ""
+    reasons = re.findall(pattern, _log(run_dir))
+    return f": {reasons[-1]}" if reasons else ""
 
 
 def _log(run_dir: Path) -> str:
@@ -298,4 +342,4 @@ def _log(run_dir: Path) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

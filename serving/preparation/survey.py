@@ -21,7 +21,7 @@ from serving.errors import ConfigError
 from serving.host.tritonserver import backend_directory
 from serving.model_status.shared_files import Table
 from serving.model_status.table import Entry, Models, Rejection
-from serving.repository.cpu_engine import Choice, choice_lines, fitted, this_processor
+from serving.repository.cpu_engine import Choice, choice_lines, served_config, this_processor
 from serving.repository.ensembles import at_root, contents, listed, missing_part, no_version
 from serving.repository.layout import (
     CLIENTS,
@@ -29,7 +29,7 @@ from serving.repository.layout import (
     LayoutError,
     Survey,
     folders_in,
-    has_a_model,
+    has_model_folders,
     is_model,
     versions,
 )
@@ -51,7 +51,7 @@ def survey(settings: Settings, backends: Path, stages: bool = False) -> Survey:
     """Return the Survey of the repositories. If `stages` is true, also stage the models. Raise
     OSError."""
     try:
-        chosen = served(
+        chosen = choose_models(
             settings.model_repositories,
             settings.default_model,
             settings.load_models,
@@ -77,7 +77,7 @@ def survey(settings: Settings, backends: Path, stages: bool = False) -> Survey:
 
 
 @dataclass(frozen=True)
-class Served:
+class Chosen:
     """The models to serve. `folders` are the final folders of the repositories; `models` and
     `configs` map each model's name to its folder and its configuration; `default` is the model for
     requests that name none, or ""; `unreadable` maps names to the reason why a configuration cannot
@@ -91,7 +91,7 @@ class Served:
     unreadable: dict[str, str]
 
 
-def _choose_engines(settings: Settings, backends: Path, chosen: Served) -> dict[str, Choice]:
+def _choose_engines(settings: Settings, backends: Path, chosen: Chosen) -> dict[str, Choice]:
     """Return the engine choices, keyed by model name. Add models whose configuration cannot be used
     to `unreadable`."""
     processor = this_processor(backends)
@@ -100,14 +100,15 @@ def _choose_engines(settings: Settings, backends: Path, chosen: Served) -> dict[
         if name in chosen.unreadable:
             continue
         try:
-            if choice := fitted(folder, settings, processor)[1]:
+            _, choice = served_config(folder, settings, processor)
+            if choice:
                 choices[name] = choice
         except Unreadable as err:
             chosen.unreadable[name] = str(err)
     return choices
 
 
-def _stage(settings: Settings, backends: Path, chosen: Served) -> dict[str, Choice]:
+def _stage(settings: Settings, backends: Path, chosen: Chosen) -> dict[str, Choice]:
     """Stage every model that is not `unreadable`, and write the first table of models. Add models
     that cannot be staged to `unreadable`. Return the engine choices, keyed by model name.
 
@@ -129,7 +130,8 @@ def _stage(settings: Settings, backends: Path, chosen: Served) -> dict[str, Choi
             served_from = settings.copies_folder / load / name
             copy_model(folder, served_from, clients)
         try:
-            if choice := store.stage(served_from, name):
+            choice = store.stage(served_from, name)
+            if choice:
                 choices[name] = choice
         except ConfigError as err:
             chosen.unreadable[name] = with_sources(str(err), {served_from: folder})
@@ -151,26 +153,27 @@ def _stage(settings: Settings, backends: Path, chosen: Served) -> dict[str, Choi
     return choices
 
 
-def served(
+def choose_models(
     folders: Sequence[Path], default: str = "", load: Sequence[str] = (), device: str = ""
-) -> Served:
+) -> Chosen:
     """Return the models to serve from `folders`: the ones that `default` and `load` name, with the
     parts of their ensembles, or all models if both are empty. Raise LayoutError if there are
     mistakes in the layout."""
-    _refuse(_mistakes_of_permission(folders))
+    _raise_any(_mistakes_of_permission(folders))
     warnings: list[str] = []
-    final = tuple(_entered(folder, warnings) for folder in folders)
+    final = tuple(_actual_repository(folder, warnings) for folder in folders)
     example = (
         "a model repository has a folder for each model, which has a folder for each version:\n"
         f"  {final[0]}/\n    resnet/\n      {CONFIG}\n      1/\n        model.onnx\n"
         "a model.tar.gz of it: tar czf model.tar.gz -C REPOSITORY resnet"
     )
-    models = _collect(final, warnings, example)
+    models = _collect_models(final, warnings, example)
     named_by = dict.fromkeys(load, "SERVE_LOAD_MODELS")  # maps names to variables
     if default:
         named_by.setdefault(default, "SAGEMAKER_TRITON_DEFAULT_MODEL_NAME")
-    _refuse(_unknown_names(named_by, models, final))
-    configs, unreadable = _read_configs(models, [*named_by] or sorted(models), device, example)
+    _raise_any(_unknown_names(named_by, models, final))
+    names = list(named_by) or sorted(models)
+    configs, unreadable = _read_configs(models, names, device, example)
     if not default and len(models) == 1:
         default = next(iter(models))
         warnings.append(
@@ -178,7 +181,7 @@ def served(
             "is the default"
         )
     chosen = {name: models[name] for name in configs}
-    return Served(final, chosen, configs, default, warnings, unreadable)
+    return Chosen(final, chosen, configs, default, warnings, unreadable)
 
 
 def _unknown_names(
@@ -206,11 +209,11 @@ def _read_configs(
     unreadable: dict[str, str] = {}
     configs: dict[str, Any] = {}
     pending = [(name, "") for name in names]
-    for name, user in pending:  # the loop itself appends to this list
+    for name, caller in pending:  # the loop itself appends to this list
         if name in configs:
             continue
         if name not in models:
-            mistakes.append(missing_part(models[user], name, list(models)))
+            mistakes.append(missing_part(models[caller], name, list(models)))
             continue
         try:
             configs[name] = read_config(models[name], device)
@@ -221,13 +224,14 @@ def _read_configs(
         if not versions(models[name]):
             is_ensemble = backend_of(configs[name]) == ENSEMBLE
             mistakes.append(no_version(models[name], is_ensemble))
-    _refuse(mistakes, example)
+    _raise_any(mistakes, example)
     return configs, unreadable
 
 
-def _refuse(mistakes: Iterable[str], *example: str) -> None:
+def _raise_any(mistakes: Iterable[str], *example: str) -> None:
     """Raise LayoutError if there are any mistakes."""
-    if lines := list(mistakes):
+    lines = list(mistakes)
+    if lines:
         raise LayoutError([*lines, *example])
 
 
@@ -246,33 +250,33 @@ def _mistakes_of_permission(folders: Iterable[Path]) -> Iterator[str]:
 
 def _is_closed(path: Path) -> bool:
     """Return whether the current user may not read the file, or may not enter the folder."""
-    if path.name == "lost+found" or not os.access(path, os.F_OK):  # False for a broken link
+    is_broken_link = not os.access(path, os.F_OK)
+    # only root may read the folder lost+found, which a new file system contains
+    if path.name == "lost+found" or is_broken_link:
         return False
     needed = os.R_OK | os.X_OK if path.is_dir() else os.R_OK
     return not os.access(path, needed)
 
 
-def _entered(folder: Path, warnings: list[str]) -> Path:
-    """Return the folder, or its only subfolder if that is the actual repository. That happens if an
-    archive was made with `tar czf model.tar.gz model_repository`."""
-    with suppress(OSError):  # _collect will report the error
-        inner = folders_in(folder)
-        if (
-            not is_model(folder)
-            and len(inner) == 1
-            and not is_model(inner[0])
-            and has_a_model(inner[0])
-        ):
+def _actual_repository(folder: Path, warnings: list[str]) -> Path:
+    """Return the folder, or its only subfolder if that is the actual repository, and add that to
+    `warnings`. It happens if an archive was made with `tar czf model.tar.gz model_repository`."""
+    with suppress(OSError):  # _collect_models will report the error
+        subfolders = folders_in(folder)
+        if is_model(folder) or len(subfolders) != 1:
+            return folder
+        (inner,) = subfolders
+        if not is_model(inner) and has_model_folders(inner):
             warnings.append(
-                f"{folder} has only the folder '{inner[0].name}', which contains models: "
-                "serving these"
+                f"{folder} has only the folder '{inner.name}', which contains models: serving these"
             )
-            return inner[0]
+            return inner
     return folder
 
 
-def _collect(folders: Sequence[Path], warnings: list[str], example: str) -> dict[str, Path]:
-    """Return the folders of all models, keyed by name. Raise LayoutError if there are mistakes."""
+def _collect_models(folders: Sequence[Path], warnings: list[str], example: str) -> dict[str, Path]:
+    """Return the folders of all models, keyed by name. Add other folders to `warnings`. Raise
+    LayoutError if there are mistakes."""
     models: dict[str, Path] = {}
     mistakes: list[str] = []
     for folder in folders:
@@ -285,24 +289,22 @@ def _collect(folders: Sequence[Path], warnings: list[str], example: str) -> dict
         except OSError as err:
             mistakes.append(f"the model repository {folder} cannot be read: {err.strerror}")
             continue
-        warnings += [
-            f"{path} is ignored: it is not a model"
-            for path in children
-            if path.name not in {*named, CLIENTS}
-        ]
-        mistakes += [
-            f"two repositories have a model '{name}': {models[name]} and {path}"
-            for name, path in named.items()
-            if name in models
-        ]
+        for path in children:
+            if path.name not in named and path.name != CLIENTS:
+                warnings.append(f"{path} is ignored: it is not a model")
+        for name, path in named.items():
+            if name in models:
+                mistakes.append(
+                    f"two repositories have a model '{name}': {models[name]} and {path}"
+                )
         models = named | models
     if not models and not mistakes:
         mistakes = [
             f"there is no model in {folder}: found {contents(folder)}" for folder in folders
         ]
-        if any(archive for folder in folders for archive in folder.glob("*.tar.gz")):
+        if any(any(folder.glob("*.tar.gz")) for folder in folders):
             mistakes.append("archives are served only with SERVE_MODELS=on-demand")
-    _refuse(mistakes, example)
+    _raise_any(mistakes, example)
     return models
 
 

@@ -37,7 +37,7 @@ from serving.repository.source import (
 from serving.repository.unpacking import BadArchive, unpack
 
 SILENT_SECONDS = 5.0  # a request is sent again if no byte arrives for this long
-CLIENT = {
+HTTP_OPTIONS = {
     "timeout": timedelta(hours=1),  # for fetching a whole object
     "allow_http": True,  # needed if the URL of an endpoint begins with http://
 }
@@ -80,19 +80,19 @@ class BucketSource(Source):
         self._silent = timedelta(seconds=silent_seconds)
         self._bucket_exists = False
         self._sizes: dict[str, int | None] = {}
-        self._listed = -LIST_SECONDS
+        self._listed_at = -LIST_SECONDS
 
     @cached_property
     def _store(self) -> Any:
-        options = {**CLIENT, "connect_timeout": self._silent, "read_timeout": self._silent}
+        options = {**HTTP_OPTIONS, "connect_timeout": self._silent, "read_timeout": self._silent}
         return from_url(self._url, client_options=options, retry_config=RETRIES)
 
     def find(self, name: str) -> Found | None:
         url = f"{self._url}/{name}"
-        # the key of the configuration is the longer of the two keys
-        if not may_be_found(name) or len(f"{url}/{CONFIG}".encode()) > LONGEST_URL:
+        longest_url = f"{url}/{CONFIG}"  # the archive's URL is shorter
+        if not may_be_found(name) or len(longest_url.encode()) > LONGEST_URL:
             return None
-        with self._errors():
+        with self._translated_errors():
             self._check_bucket()
             if self._head(f"{name}/{CONFIG}"):
                 return Found(name, url, _signature(self._objects(name)))
@@ -102,29 +102,32 @@ class BucketSource(Source):
 
     def sizes(self) -> dict[str, int | None]:
         now = time.monotonic()
-        if now > self._listed + LIST_SECONDS:
-            self._listed = now  # set first, so that a failed listing is not repeated at once
+        if now > self._listed_at + LIST_SECONDS:
+            self._listed_at = now  # set first, so that a failed listing is not repeated at once
             self._sizes = self._list_sizes()
         return self._sizes
 
     def _list_sizes(self) -> dict[str, int | None]:
-        with self._errors():
-            objects = {each["path"]: each["size"] for each in self._objects()}
+        with self._translated_errors():
+            objects = {entry["path"]: entry["size"] for entry in self._objects()}
         archives = {plain_name(path): objects[path] for path in objects if path.endswith(ARCHIVE)}
         configs = [path for path in objects if path.endswith(f"/{CONFIG}")]
         folders = {path.removesuffix(f"/{CONFIG}"): 0 for path in configs}
         for path, size in objects.items():
-            for parent in map(str, PurePosixPath(path).parents):
-                if parent in folders:
-                    folders[parent] += size
-        sizes = {**archives, **folders}
-        return {name: sizes[name] for name in sorted(filter(may_be_found, sizes))[:MOST_LISTED]}
+            for parent in PurePosixPath(path).parents:
+                if str(parent) in folders:
+                    folders[str(parent)] += size
+        sizes = {**archives, **folders}  # if names are equal, `find` prefers the folder too
+        names = sorted(filter(may_be_found, sizes))
+        return {name: sizes[name] for name in names[:MOST_LISTED]}
 
     def _check_bucket(self) -> None:
-        """Raise obstore's error if the bucket does not exist or cannot be listed. (A HEAD request
-        does not say whether the bucket or the object is missing.)"""
+        """Raise obstore's error if the bucket does not exist or cannot be listed. Do nothing after
+        the first success. (A HEAD request does not say whether the bucket or the object is
+        missing.)"""
         if not self._bucket_exists:
-            next(iter(obstore.list(self._store, CONFIG)), None)
+            pages = obstore.list(self._store, CONFIG)  # CONFIG is not a folder, so this is quick
+            next(iter(pages), None)
             self._bucket_exists = True
 
     def _head(self, path: str) -> Any:
@@ -145,28 +148,29 @@ class BucketSource(Source):
         fetch(found, folder, take)
 
     def _fetch_archive(self, found: Found, folder: Path, take: Callable[[int], None]) -> None:
-        file = folder.with_name(found.name.rpartition("/")[2] + ARCHIVE)
+        file = folder.with_name(Path(found.url).name)  # BadArchive quotes this name
         size = self._fetch(found.name + ARCHIVE, file, take)
         unpack(file, folder, take)
         file.unlink()
         take(-size)
 
     def _fetch_folder(self, found: Found, folder: Path, take: Callable[[int], None]) -> None:
-        with self._errors():
+        with self._translated_errors():
             objects = self._objects(found.name)
         if len(objects) >= MOST_OBJECTS:
             raise BadArchive(
                 f"{found.url} has {MOST_OBJECTS} files or more: make an archive "
                 f"{found.url}{ARCHIVE}"
             )
-        take(sum([each["size"] for each in objects]))
-        for each in objects:
-            path = each["path"]
+        take(sum([entry["size"] for entry in objects]))
+        for entry in objects:
+            path = entry["path"]
             file = folder / PurePosixPath(path).relative_to(found.name)
-            with self._errors():
-                is_mark = each["size"] == 0 and not self._head(path)
-            # an empty object whose key ends with "/" stands for a folder; obstore removes the "/"
-            if is_mark:
+            # An empty object whose key ends with "/" stands for a folder. obstore removes the "/",
+            # so there is no object with the key that is left.
+            with self._translated_errors():
+                is_folder = entry["size"] == 0 and not self._head(path)
+            if is_folder:
                 file.mkdir(parents=True, exist_ok=True)
             else:
                 self._fetch(path, file)
@@ -175,16 +179,16 @@ class BucketSource(Source):
         """Fetch an object into a new file. Before writing, call `take` (by default a function that
         does nothing) with its size. Return the size."""
         file.parent.mkdir(parents=True, exist_ok=True)
-        with self._errors(), file.open("xb") as opened:
-            got = obstore.get(self._store, path)
-            size: int = got.meta["size"]
+        with self._translated_errors(), file.open("xb") as opened:
+            reply = obstore.get(self._store, path)
+            size: int = reply.meta["size"]
             take(size)
-            for piece in got.stream(PIECE):
+            for piece in reply.stream(PIECE):
                 opened.write(piece)
         return size
 
     @contextmanager
-    def _errors(self) -> Iterator[None]:
+    def _translated_errors(self) -> Iterator[None]:
         """Raise Unreachable instead of obstore's errors, which may quote credentials."""
         try:
             yield
@@ -196,11 +200,12 @@ class BucketSource(Source):
 def _signature(objects: Sequence[Any]) -> str:
     """Return a fingerprint that changes whenever an object changes, is added or is removed, even if
     the server sends no ETags."""
-    return digest("\n".join(sorted(map(str, objects))))
+    rows = sorted(map(str, objects))  # the metadata, such as the size and the date of the change
+    return digest("\n".join(rows))
 
 
 def _reason(error: BaseError) -> str:
-    for words, reason in REASONS.items():
-        if re.search(rf"^ *({words})", str(error), re.MULTILINE):
+    for pattern, reason in REASONS.items():
+        if re.search(rf"^ *({pattern})", str(error), re.MULTILINE):
             return reason
     return OTHER_REASON

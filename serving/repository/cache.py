@@ -50,7 +50,7 @@ class Cache:
                 self._sizes[folder] = self._sizes.pop(folder)  # move it to the end
         try:
             if folder.is_dir():
-                os.utime(folder)
+                os.utime(folder)  # a restart orders the folders by this time
             else:
                 self._write(folder, write)
             yield folder
@@ -59,6 +59,7 @@ class Cache:
                 self._in_use.discard(folder)
 
     def _write(self, folder: Path, write: Write) -> None:
+        """Create the folder, which exists only once `write` has succeeded."""
         unfinished = folder.with_name(f".{folder.name}")
         with self._lock:
             self._sizes[folder] = 0
@@ -73,29 +74,32 @@ class Cache:
             shutil.rmtree(unfinished, ignore_errors=True)
 
     def _take(self, folder: Path, size: int) -> None:
-        """Count `size` more bytes for the folder. If there is no space for them, remove other
-        folders. If that would not be enough, remove no folder and raise OSError."""
+        """Add `size`, which may be negative, to the size of the folder. If there is no space for
+        it, remove other folders. If that would not be enough, remove no folder and raise
+        OSError."""
         with self._lock:
             self._sizes[folder] += size
-            if self._fits(size):
+            if self._has_space(size):
                 return
-            roots = {*self._in_use, *self._served()}
-            unused = [old for old in self._sizes if not _is_used(old, roots)]
-            if self._fits(size, sum([self._sizes[old] for old in unused])):
-                for old in unused:
-                    shutil.rmtree(old, ignore_errors=True)
-                    del self._sizes[old]
-                    if self._fits(size):
+            used = {*self._in_use, *self._served()}
+            unused = [other for other in self._sizes if not _contains_any(other, used)]
+            removable = sum([self._sizes[other] for other in unused])
+            if self._has_space(size, removable):
+                for other in unused:
+                    shutil.rmtree(other, ignore_errors=True)
+                    del self._sizes[other]
+                    if self._has_space(size):
                         return
         reason = f"the model needs {size} more bytes than SERVE_UNPACKED_MB allows or the disk has"
         raise OSError(errno.ENOSPC, reason)
 
-    def _fits(self, size: int, removed: int = 0) -> bool:
+    def _has_space(self, size: int, removed: int = 0) -> bool:
         """Return whether there would be space for the `size` bytes that were counted last if other
         folders with `removed` bytes were removed."""
-        is_free = size <= shutil.disk_usage(self._root).free + removed
-        return is_free and sum(self._sizes.values()) - removed <= self._most
+        free = shutil.disk_usage(self._root).free + removed
+        total = sum(self._sizes.values()) - removed
+        return size <= free and total <= self._most
 
 
-def _is_used(folder: Path, used: Collection[Path]) -> bool:
-    return any(path.is_relative_to(folder) for path in used)
+def _contains_any(folder: Path, paths: Collection[Path]) -> bool:
+    return any(path.is_relative_to(folder) for path in paths)

@@ -71,7 +71,7 @@ def check_startable(source: str, name: str, remedy: str = "") -> None:
 
 
 def loaded_versions(model: Path, config: Any) -> list[Path]:
-    """Return the folders of the versions that Triton loads."""
+    """Return the folders of the versions that Triton loads; by default, only the latest."""
     numbered = versions(model)
     policy = config.version_policy
     if policy.HasField("all"):
@@ -83,10 +83,11 @@ def loaded_versions(model: Path, config: Any) -> list[Path]:
 
 
 def instances_of(model: Path, config: Any) -> int:
-    """Return how many instances Triton starts for all versions of the model together. In a group, a
-    count of 0 means 1."""
+    """Return how many instances Triton starts for all versions of the model together. A group's
+    count applies to each of its GPUs, and 0 means 1."""
     counts = [max(1, group.count) * max(1, len(group.gpus)) for group in config.instance_group]
-    return (sum(counts) or 1) * max(1, len(loaded_versions(model, config)))
+    of_each_version = sum(counts) or 1
+    return of_each_version * max(1, len(loaded_versions(model, config)))
 
 
 def memory_of(model: Path, config: Any) -> int:
@@ -96,6 +97,7 @@ def memory_of(model: Path, config: Any) -> int:
     others = [entry for entry in model.iterdir() if entry not in numbered]
     weights = sum(map(size_of, [*loaded, *others]))
     instances = instances_of(model, config)
+    # without sharing, each instance of a version has its own copy of the version's weights
     copies = 1 if backend_of(config) == SHARING else instances // max(1, len(loaded))
     return instances * PER_INSTANCE + PER_BYTE_OF_FILES * copies * weights
 
@@ -126,11 +128,10 @@ def _check_instances(folder: Path, config: Any, settings: Settings) -> None:
 def _check_versions(folder: Path, config: Any) -> None:
     """Raise ConfigError if a version's number is too large for Triton or, for a Python model, if
     the name of its file is invalid or the file is missing from a version that Triton loads."""
-    for version in versions(folder)[-1:]:
-        if int(version.name) >= 2**63:
-            raise ConfigError(
-                version, "is not a version that Triton can read: it must be below 2^63"
-            )
+    numbered = versions(folder)
+    if numbered and int(numbered[-1].name) >= 2**63:  # the last one has the largest number
+        problem = "is not a version that Triton can read: it must be below 2^63"
+        raise ConfigError(numbered[-1], problem)
     if backend_of(config) != "python":
         return
     file = config.default_model_filename or FILES["python"]
@@ -158,7 +159,9 @@ def _numbers(config: Any) -> Iterator[tuple[str, int, int]]:
     yield "priority_levels", config.dynamic_batching.priority_levels, MOST_LEVELS
     yield "max_candidate_sequences", sequences.oldest.max_candidate_sequences, MOST_ROWS
     for tensor in (*config.input, *config.output, *sequences.state):
-        yield f"the size of a row of '{_name(tensor)}',", _elements(tensor.dims), MOST_ELEMENTS
+        # only a state has an input_name
+        name = getattr(tensor, "name", "") or getattr(tensor, "input_name", "")
+        yield f"the size of a row of '{name}',", _elements(tensor.dims), MOST_ELEMENTS
     for warmup in config.model_warmup:
         yield f"model_warmup '{warmup.name}': count", warmup.count, MOST_RUNS
         for name, tensor in warmup.inputs.items():
@@ -168,14 +171,12 @@ def _numbers(config: Any) -> Iterator[tuple[str, int, int]]:
         # a backend may accept signs, spaces and other characters around the digits
         digits = "".join(filter(str.isdecimal, config.parameters[name].string_value))
         if digits:
+            # the first 20 digits are enough, and int() refuses more than 4,300
             yield f"parameter '{name}'", int(digits[:20]), MOST_THREADS
 
 
-def _name(tensor: Any) -> str:
-    return str(getattr(tensor, "name", "") or tensor.input_name)
-
-
 def _elements(dims: Any) -> int:
+    """Return how many elements a tensor has at least. A variable dimension, -1, counts as 1."""
     return math.prod(max(1, size) for size in dims)
 
 

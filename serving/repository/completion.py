@@ -24,7 +24,7 @@ from google.protobuf import json_format
 from serving.errors import ConfigError
 from serving.host.processes import dying_with_us, last_line
 from serving.repository.layout import CONFIG, FILES, versions
-from serving.repository.model_config import backend_of, read_file, written
+from serving.repository.model_config import backend_of, read_file, text_of
 
 ROOT = Path(__file__).resolve().parents[2]
 HOOK = "auto_complete_config"  # the function with which a Python model completes its configuration
@@ -38,7 +38,8 @@ def is_complete(model: Path, config: Any) -> bool:
     for tensor in (*config.input, *config.output):
         if not (tensor.name and tensor.data_type and tensor.dims):
             return False
-    return not any(HOOK.encode() in code.read_bytes() for code in model.glob("*/model.py"))
+    codes = (file.read_bytes() for file in model.glob("*/model.py"))
+    return not any(HOOK.encode() in code for code in codes)
 
 
 def complete(model: Path, backends: Path, source: str, seconds: float) -> None:
@@ -46,8 +47,8 @@ def complete(model: Path, backends: Path, source: str, seconds: float) -> None:
     runs the model's code. If it fails or takes more than `seconds`, raise ConfigError, in which
     `source` names the configuration."""
     module = "serving.repository.completion"
-    words = map(str, (model, model / CONFIG, backends))
-    command = [*dying_with_us("KILL"), sys.executable, "-m", module, *words]
+    arguments = map(str, (model, model / CONFIG, backends))
+    command = [*dying_with_us("KILL"), sys.executable, "-m", module, *arguments]
     environ = os.environ | {"PYTHONPATH": str(ROOT)}
     try:
         done = subprocess.run(
@@ -71,15 +72,17 @@ def main(model: Path, file: Path, backends: Path) -> None:
         if not tensor.dims or not tensor.data_type:
             missing = "data_type" if tensor.dims else "dims"
             raise ValueError(f"'{tensor.name}' has no {missing} in {file.name}")
-    file.write_text(written(config), encoding="utf-8")
+    file.write_text(text_of(config), encoding="utf-8")
 
 
 def _completed(config: Any, version: Path, backends: Path) -> Any:
-    """Return the ModelConfig after the code of the backend or of the model has completed it, or
-    unchanged if there is no such code."""
-    if not (backend := backend_of(config)):
-        found = (name for name, file in FILES.items() if (version / file).exists())
-        config.backend = backend = next(found, "")
+    """Return the ModelConfig after the code of the backend or of the model has completed it. If
+    there is no such code, only set the backend, if it is missing, by the file in `version`."""
+    backend = backend_of(config)
+    if not backend:
+        names = [name for name, file in FILES.items() if (version / file).exists()]
+        backend = names[0] if names else ""
+        config.backend = backend
     if backend == "python":
         folder = version.parent
         module = f"{version.name}.model"
@@ -93,7 +96,7 @@ def _completed(config: Any, version: Path, backends: Path) -> Any:
     utils.__getattr__ = _absent
     code = importlib.import_module(module)
     name = config.name
-    config.name = version.parent.name
+    config.name = version.parent.name  # for the code; a staged config.pbtxt has no name
     fields = json_format.MessageToDict(
         config, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
     )

@@ -81,46 +81,51 @@ class Choice:
 def choose(requested: str, setting: str, processor: Processor) -> Choice | None:
     """Choose an engine from config.pbtxt's cpu_engine (`requested`) and SERVE_CPU_ENGINE
     (`setting`). Return None if neither of them asks for a choice."""
-    for engine, who in (
+    for engine, reason in (
         (requested, f"config.pbtxt says {PARAMETER}"),
         (setting, "SERVE_CPU_ENGINE says so"),
     ):
+        if engine == OPENVINO and processor.obstacle:
+            return Choice(ONNX_RUNTIME, f"{processor.obstacle}, although {reason}", refused=True)
         if engine in NAMES:
-            if engine == OPENVINO and processor.obstacle:
-                return Choice(ONNX_RUNTIME, f"{processor.obstacle}, although {who}", refused=True)
-            return Choice(engine, who)
+            return Choice(engine, reason)
     if not requested:
         return None
-    bf16 = next((name for word, name in BF16.items() if word in processor.features), "")
+    # config.pbtxt says auto
+    bf16 = [name for feature, name in BF16.items() if feature in processor.features]
     if not bf16:
         return Choice(ONNX_RUNTIME, f"this processor has neither {' nor '.join(BF16.values())}")
-    if processor.obstacle or not processor.has_own_backend:
-        reason = (
-            processor.obstacle or "NVIDIA's backend of OpenVINO is used only if it is asked for"
-        )
+    if processor.obstacle:
+        return Choice(ONNX_RUNTIME, processor.obstacle)
+    if not processor.has_own_backend:
+        reason = "NVIDIA's backend of OpenVINO is used only if it is asked for"
         return Choice(ONNX_RUNTIME, reason)
-    return Choice(OPENVINO, f"this processor computes in BF16 ({bf16})")
+    return Choice(OPENVINO, f"this processor computes in BF16 ({bf16[0]})")
 
 
-def fitted(model: Path, settings: Settings, processor: Processor) -> tuple[Any, Choice | None]:
+def served_config(
+    model: Path, settings: Settings, processor: Processor
+) -> tuple[Any, Choice | None]:
     """Return the ModelConfig with which the model is served on this machine, and the Choice of its
     engine (None if there was no choice). Raise Unreadable if the configuration cannot be used."""
     file = config_file(model, settings.device)
     config = read_merged(model, file)
-    if mistake := mistake_of_packages(model, config) or mistake_of_client(model, config, settings):
+    mistake = mistake_of_packages(model, config) or mistake_of_client(model, config, settings)
+    if mistake:
         raise Unreadable(file, mistake)
     if processor.has_own_backend and config.max_batch_size and RAGGED in config.parameters:
         merge_all_lengths(config)
     if settings.device != "cpu" or backend_of(config) != ONNX_RUNTIME:
         return config, None
     try:
-        requested = engine_of(config)
-        choice = choose(requested, settings.cpu_engine, processor)
+        requested = requested_engine(config)
     except ConfigError as err:
         raise Unreadable(file, str(err)) from err
-    if choice:
-        config.parameters[ENGINE_REASON].string_value = choice.reason
-    if choice and choice.engine == OPENVINO:
+    choice = choose(requested, settings.cpu_engine, processor)
+    if not choice:
+        return config, None
+    config.parameters[ENGINE_REASON].string_value = choice.reason
+    if choice.engine == OPENVINO:
         _use_openvino(config)
         # By default, OpenVINO computes in BF16 if the processor supports BF16. Make it compute in
         # FP32 if the model's author has set neither a cpu_engine nor a precision.
@@ -131,6 +136,7 @@ def fitted(model: Path, settings: Settings, processor: Processor) -> tuple[Any, 
 
 
 def _use_openvino(config: Any) -> None:
+    """Switch a ModelConfig from ONNX Runtime to OpenVINO, with the same number of threads."""
     config.platform = ""
     config.backend = OPENVINO
     config.default_model_filename = config.default_model_filename or "model.onnx"
@@ -141,7 +147,7 @@ def _use_openvino(config: Any) -> None:
 
 def leave_openvino(config: Any, reason: str) -> Choice | None:
     """Switch a ModelConfig to ONNX Runtime, because OpenVINO rejects the model for `reason`. Return
-    the new choice, or None if `fitted` had not chosen OpenVINO."""
+    the new choice, or None if `served_config` had not chosen OpenVINO."""
     if config.backend != OPENVINO or ENGINE_REASON not in config.parameters:
         return None
     config.platform = "onnxruntime_onnx"
@@ -151,7 +157,7 @@ def leave_openvino(config: Any, reason: str) -> Choice | None:
     return choice
 
 
-def engine_of(config: Any) -> str:
+def requested_engine(config: Any) -> str:
     """Return the engine that config.pbtxt requests, or "" if it requests none. Raise ConfigError if
     there is no such engine."""
     engine = parameter_of(config, PARAMETER)

@@ -11,7 +11,7 @@ from serving.repository.model_config import ENSEMBLE, Unreadable, backend_of, pa
 LISTED = 8  # the maximum number of names listed in a message
 
 
-def check_parts(folder: Path, models: Sequence[Path]) -> None:
+def check_ensemble(folder: Path, models: Sequence[Path]) -> None:
     """Raise ConfigError if the model in `folder` is an ensemble that has no version, or that has a
     part inside its own folder. `models` are all model folders that were found, with this one."""
     try:
@@ -22,7 +22,8 @@ def check_parts(folder: Path, models: Sequence[Path]) -> None:
         return
     names = [path.name for path in models]
     missing = [part for part in parts_of(config) if part not in names]
-    inside = [part for part in missing if part in _models_in(folder)]
+    below = _models_in(folder)
+    inside = [part for part in missing if part in below]
     if inside and folder.name == "model":  # SageMaker's name for the root of every archive
         raise ConfigError("", at_root(folder, config.name or "ensemble"))
     if inside:
@@ -69,6 +70,7 @@ def _models_in(folder: Path) -> set[str]:
 
 
 def contents(folder: Path) -> str:
+    """List the names in a folder, hidden ones too."""
     return names_of(folder.iterdir())
 
 

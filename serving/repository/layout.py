@@ -34,7 +34,7 @@ PLATFORMS = {
     "tensorflow_savedmodel": ("tensorflow", "model.savedmodel"),
     "tensorflow_graphdef": ("tensorflow", "model.graphdef"),
 }
-# maps backends to the default names of their files
+# maps backends to the default names of their files; TensorFlow's has two
 FILES = {backend: file for backend, file in PLATFORMS.values() if backend != "tensorflow"}
 FILES |= {"python": "model.py", "openvino": "model.xml", "dali": "model.dali"}
 _VERSION = re.compile(r"[1-9]\d*")
@@ -52,22 +52,23 @@ class LayoutError(Exception):
 def is_model(folder: Path) -> bool:
     """Return whether the folder contains a configuration, a version or weights. (The folder code/
     that other SageMaker containers use contains none of them.)"""
-    named = any((folder / name).exists() for name in (CONFIG, *WEIGHTS))
-    return named or bool(versions(folder)) or any(folder.glob("configs/*.pbtxt"))
+    if any((folder / name).exists() for name in (CONFIG, *WEIGHTS)):
+        return True
+    return bool(versions(folder)) or any(folder.glob("configs/*.pbtxt"))
 
 
-def holds_models(folder: Path) -> bool:
+def is_meant_for_models(folder: Path) -> bool:
     """Return whether the folder contains models, possibly in the wrong place, or cannot be read. If
     so, `serve` uses it or reports its mistakes."""
     try:
-        return is_model(folder) or any(
-            is_model(child) or has_a_model(child) for child in folders_in(folder)
-        )
+        if is_model(folder) or has_model_folders(folder):
+            return True
+        return any(map(has_model_folders, folders_in(folder)))
     except OSError:
         return folder.exists()
 
 
-def has_a_model(folder: Path) -> bool:
+def has_model_folders(folder: Path) -> bool:
     return any(map(is_model, folders_in(folder)))
 
 
@@ -76,7 +77,9 @@ def final_folders(
 ) -> tuple[Path, ...]:
     """Return the repositories' folders. Replace "auto" by the platform's folder if that contains
     models, else by the folder of the built-in models."""
-    auto = platform_models if AUTO in folders and holds_models(platform_models) else BUILT_IN_MODELS
+    if AUTO not in folders:
+        return tuple(folders)
+    auto = platform_models if is_meant_for_models(platform_models) else BUILT_IN_MODELS
     return tuple(auto if folder == AUTO else folder for folder in folders)
 
 

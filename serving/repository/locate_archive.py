@@ -12,7 +12,7 @@ from itertools import chain
 from pathlib import Path
 
 from serving.errors import ConfigError, InvalidRequest
-from serving.repository.ensembles import check_parts, contents, names_of
+from serving.repository.ensembles import check_ensemble, contents, names_of
 from serving.repository.layout import CONFIG, folders_in, is_model, is_name
 from serving.repository.model_config import (
     ENSEMBLE,
@@ -58,18 +58,22 @@ def locate(url: str, root: Path) -> Archive:
         raise InvalidRequest(f"'url' must be {expected}; got '{url}'")
     if not path.is_dir():
         raise InvalidRequest(f"there is no folder {path}")
-    # Check links, because Triton would load any file that they point to, and quote it in errors.
     identifier, model, *_ = path.relative_to(root).parts
-    return archive_in(path, real_path(root / identifier / model, real_path(root)))
+    # Links must not lead out of this folder, because Triton would load any file that they point to,
+    # and quote it in errors.
+    unpacked = real_path(root / identifier / model, real_path(root))
+    return archive_in(path, unpacked)
 
 
 def archive_in(path: Path, root: Path) -> Archive:
     """Return the unpacked archive in the folder `path`. Raise ConfigError if it is invalid, or if
     a link leads out of `root`."""
     check_entries(path, root)
-    is_one = (path / CONFIG).is_file()
-    archive = Archive(path, (path,), root) if is_one else _of_folders(path, root)
-    check_parts(archive.folder, archive.parts)
+    if (path / CONFIG).is_file():
+        archive = Archive(path, (path,), root)
+    else:
+        archive = _archive_of_subfolders(path, root)
+    check_ensemble(archive.folder, archive.parts)
     return archive
 
 
@@ -81,34 +85,33 @@ def model_in(folder: Path, root: Path) -> Archive:
         check_entries(model, root)
         for name in parts_of(read_file(model / CONFIG)):
             part = folder.parent / name
-            is_beside = part.parent == folder.parent and is_name(name) and part.is_dir()
-            if is_beside and part not in models:
+            is_beside = part.parent == folder.parent  # false if the name contains a slash
+            if is_beside and is_name(name) and part.is_dir() and part not in models:
                 models.append(part)
     archive = Archive(folder, tuple(models), root)
-    check_parts(archive.folder, archive.parts)
+    check_ensemble(archive.folder, archive.parts)
     return archive
 
 
-def _of_folders(path: Path, root: Path) -> Archive:
+def _archive_of_subfolders(path: Path, root: Path) -> Archive:
     """Return the archive whose models are the subfolders of `path`. Raise ConfigError if they are
     neither one model nor one ensemble and its parts."""
     models = [folder for folder in folders_in(path) if is_model(folder)]
     if len(models) == 1:
         return Archive(models[0], (models[0],), root)
-    total = sum(
-        (folder / CONFIG).stat().st_size for folder in models if (folder / CONFIG).is_file()
-    )
+    files = [folder / CONFIG for folder in models]
+    total = sum([file.stat().st_size for file in files if file.is_file()])
     if total > LARGEST_CONFIG:
         problem = f"has {CONFIG} files of {total} bytes in all, at most {LARGEST_CONFIG} are read"
         raise ConfigError(path, problem, "shorten them")
     configs = {folder: read_file(folder / CONFIG) for folder in models}
-    inner = set(chain.from_iterable(map(parts_of, configs.values())))
     ensembles = [folder for folder, config in configs.items() if backend_of(config) == ENSEMBLE]
-    outer = [folder for folder in ensembles if folder.name not in inner]
-    if len(outer) == 1:
-        return Archive(outer[0], tuple(models), root)
-    if outer:
-        problem = f"several ensembles ({names_of(outer)}), of which one must be the outermost"
+    called = set(chain.from_iterable(map(parts_of, configs.values())))
+    outermost = [folder for folder in ensembles if folder.name not in called]
+    if len(outermost) == 1:
+        return Archive(outermost[0], tuple(models), root)
+    if outermost:
+        problem = f"several ensembles ({names_of(outermost)}), of which one must be the outermost"
     elif models:
         problem = f"several models ({names_of(models)}) and no ensemble of them"
     elif deeper := sorted(path.glob("*/*/config.pbtxt")):

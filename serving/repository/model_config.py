@@ -69,12 +69,12 @@ def read_file(file: Path) -> Any:
     """Read a config.pbtxt. If there is no file, return an empty ModelConfig, which Triton will
     complete. Raise Unreadable if the file cannot be read or parsed."""
     try:
-        return parse_config(_text(file)) if file.is_file() else ModelConfig()
+        return parse_config(_read_text(file)) if file.is_file() else ModelConfig()
     except (OSError, UnicodeDecodeError, ConfigError) as err:
         raise Unreadable(file, str(err)) from err
 
 
-def _text(file: Path) -> str:
+def _read_text(file: Path) -> str:
     """Read the text of a config.pbtxt. Raise ConfigError if it is larger than LARGEST_CONFIG."""
     with file.open("rb") as opened:
         content = opened.read(LARGEST_CONFIG + 1)
@@ -95,7 +95,7 @@ def read_merged(model: Path, file: Path) -> Any:
     config = read_file(file)
     if file == model / CONFIG or is_whole(config):
         return config
-    return merged(read_file(model / CONFIG), config, _text(file))
+    return merged(read_file(model / CONFIG), config, _read_text(file))
 
 
 def is_whole(config: Any) -> bool:
@@ -152,9 +152,10 @@ def parameter_of(config: Any, name: str) -> str:
     return str(config.parameters[name].string_value) if name in config.parameters else ""
 
 
-def written(config: Any) -> str:
+def text_of(config: Any) -> str:
     """Convert a ModelConfig to the text of a config.pbtxt, marked as written by `serve`."""
-    return "# Written by serve.\n" + str(text_format.MessageToString(config, as_utf8=True))
+    fields = text_format.MessageToString(config, as_utf8=True)
+    return f"# Written by serve.\n{fields}"
 
 
 def backend_of(config: Any) -> str:
@@ -162,13 +163,17 @@ def backend_of(config: Any) -> str:
     from the model's files."""
     if config.platform == ENSEMBLE or config.HasField("ensemble_scheduling"):
         return ENSEMBLE
-    return str(config.backend or PLATFORMS.get(config.platform, (config.platform, ""))[0])
+    if config.backend:
+        return str(config.backend)
+    backend, _ = PLATFORMS.get(config.platform, (config.platform, ""))
+    return str(backend)
 
 
 def with_plan_remedies(reason: str, folder: Path) -> str:
     """Return `reason`, which says why the model in `folder` could not be loaded. If the model is a
     TensorRT plan, append remedies."""
-    return f"{reason}; {PLAN_REMEDIES}" if any(folder.glob("*/*.plan")) else reason
+    is_plan = any(folder.glob("*/*.plan"))
+    return f"{reason}; {PLAN_REMEDIES}" if is_plan else reason
 
 
 def parts_of(config: Any) -> list[str]:
@@ -189,8 +194,8 @@ def configs_of_parts(config: Any, find: Callable[[str], Any]) -> dict[str, Any]:
 
 
 def correlation_type(config: Any) -> str | None:
-    """Return the datatype of sequence ids, or "" if the model does not receive them. Return None if
-    the model has no sequence batching."""
+    """Return the datatype of the sequence ids (Triton's "correlation ids"), or "" if the model does
+    not receive them. Return None if the model has no sequence batching."""
     if not config.HasField("sequence_batching"):
         return None
     for entry in config.sequence_batching.control_input:
@@ -202,10 +207,8 @@ def correlation_type(config: Any) -> str | None:
 
 def sequence_idle_seconds(config: Any) -> float:
     """Return after how many seconds without a request Triton ends a sequence."""
-    return (
-        float(config.sequence_batching.max_sequence_idle_microseconds / 1e6)
-        or SEQUENCE_IDLE_SECONDS
-    )
+    microseconds = config.sequence_batching.max_sequence_idle_microseconds
+    return float(microseconds / 1e6) or SEQUENCE_IDLE_SECONDS
 
 
 def datatype_name(data_type: int) -> str:
@@ -216,8 +219,8 @@ def datatype_name(data_type: int) -> str:
 
 
 def merge_all_lengths(config: Any) -> None:
-    """Let Triton merge texts of different lengths into one batch. Make the inputs that the backend
-    can fill in optional."""
+    """Change a ModelConfig so that Triton merges texts of different lengths into one batch, and the
+    inputs that the backend can fill in are optional."""
     for spec in config.input:
         spec.optional = spec.name in FILLED
         spec.allow_ragged_batch = spec.optional or spec.name == IDS

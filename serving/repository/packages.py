@@ -20,6 +20,9 @@ MODEL = "$$TRITON_MODEL_DIRECTORY"  # Triton's placeholder for the model's folde
 MOST_UNPACKED = 16 * 2**30
 # If the model's folder contains a file of this name, Triton starts it instead of its own stub.
 STUB = "triton_python_backend_stub"
+# The files and folders of an unpacked environment that show whether it can be used.
+_TELLING = ("bin/*", "lib/python*", "lib/python*/site-packages/numpy-*")
+# Matches the last two of them. Group 1 is Python's version, group 3 is NumPy's major version.
 _PYTHON = re.compile(r"lib/python(\d+\.\d+)(/site-packages/numpy-(\d+)[^/]*\.(dist|egg)-info)?")
 
 
@@ -34,42 +37,47 @@ def mistake_of_packages(model: Path, config: Any, most: int = MOST_ENTRIES) -> s
     """
     if PACKAGES not in config.parameters:
         return ""
-    looked_at = ("bin/*", "lib/python*", "lib/python*/site-packages/numpy-*")
     try:
         path = real_path(packages_of(model, config))
-        if path.is_dir():
-            links = {}
-            for file in chain.from_iterable(map(path.glob, looked_at)):
-                target = str(file.readlink()) if file.is_symlink() else ""
-                links[str(file.relative_to(path))] = target
-        else:
-            links = _links_of_archive(path, most)
-        mistake = _mistake(links, own_stub=(model / STUB).is_file())
+        targets = _targets_in_folder(path) if path.is_dir() else _targets_in_archive(path, most)
+        mistake = _mistake_of_targets(targets, has_own_stub=(model / STUB).is_file())
     except ConfigError as err:
         mistake = str(err)
     except tarfile.TarError:
         mistake = "it is not a tar archive that gzip, bzip2 or xz compressed"
     except (OSError, EOFError) as err:
-        mistake = f"it cannot be read: {getattr(err, 'strerror', None) or err}"
+        reason = getattr(err, "strerror", None) or err
+        mistake = f"it cannot be read: {reason}"
     return f"{PACKAGES} '{parameter_of(config, PACKAGES)}': {mistake}" if mistake else ""
 
 
-def _links_of_archive(path: Path, most: int) -> dict[str, str]:
+def _targets_in_folder(folder: Path) -> dict[str, str]:
+    """Map the _TELLING names in a folder to their targets if they are links, and to "" otherwise.
+    Raise OSError."""
+    targets = {}
+    for file in chain.from_iterable(map(folder.glob, _TELLING)):
+        name = str(file.relative_to(folder))
+        targets[name] = str(file.readlink()) if file.is_symlink() else ""
+    return targets
+
+
+def _targets_in_archive(path: Path, most: int) -> dict[str, str]:
     """Map the names in a tar archive to their targets if they are links, and to "" otherwise. Raise
-    ConfigError if there are more than `most` entries, or more than MOST_UNPACKED unpacked bytes."""
-    links = {}
+    ConfigError if there are more than `most` entries, or more than MOST_UNPACKED unpacked bytes.
+    Raise tarfile.TarError, OSError or EOFError if it cannot be read."""
+    targets = {}
     count = 0
     with tarfile.open(path) as archive:
         while member := archive.next():
             archive.members.clear()  # type: ignore[attr-defined]  # tarfile would keep them all
-            links[member.name.removeprefix("./")] = member.linkname
+            targets[member.name.removeprefix("./")] = member.linkname
             count += 1  # count members rather than names, which may repeat
             if count > most:
                 raise ConfigError("", f"it has more than {most} files")
             # check this before tarfile unpacks the file to find the next entry
             if member.offset_data + member.size > MOST_UNPACKED:
                 raise ConfigError("", f"it unpacks to more than {MOST_UNPACKED // 2**30} GB")
-    return links
+    return targets
 
 
 def packages_of(model: Path, config: Any) -> Path:
@@ -77,21 +85,22 @@ def packages_of(model: Path, config: Any) -> Path:
     return Path(parameter_of(config, PACKAGES).replace(MODEL, str(model)))
 
 
-def _mistake(links: Mapping[str, str], own_stub: bool) -> str:
-    """Return what is wrong with a folder of packages, or "" if nothing is. `links` maps its files
+def _mistake_of_targets(targets: Mapping[str, str], has_own_stub: bool) -> str:
+    """Return what is wrong with a folder of packages, or "" if nothing is. `targets` maps its files
     to their targets if they are links, and to "" otherwise."""
-    if "bin/activate" not in links:
+    if "bin/activate" not in targets:
         return "it has no bin/activate; make it with conda-pack or venv-pack"
-    matches = [match for match in map(_PYTHON.match, links) if match]
+    matches = [match for match in map(_PYTHON.match, targets) if match]
     pythons = {match[1] for match in matches}
-    if not own_stub and PYTHON not in pythons:
+    if not has_own_stub and PYTHON not in pythons:
         packaged = f"Python {', '.join(sorted(pythons))}" if pythons else "no Python in lib/"
         return (
             f"it has {packaged}, and Triton's Python backend here is for Python {PYTHON}: make "
             "it with that version"
         )
-    for name, target in links.items():
-        if name.startswith("bin/python") and target.startswith("/") and not Path(target).exists():
+    for name, target in targets.items():
+        is_outside = target.startswith("/")
+        if name.startswith("bin/python") and is_outside and not Path(target).exists():
             python = f"{sys.base_prefix}/bin/python{PYTHON}"
             return (
                 f"its {name} is a link to {target}, which is not here: make it with {python}, "

@@ -68,6 +68,7 @@ def check_entries(folder: Path, root: Path, most: int = MOST_ENTRIES) -> None:
     that leads out of `root`, a FIFO, a socket, a device, links in a circle, a folder that may not
     be read, more than DEEPEST levels of folders, or more than `most` entries."""
     count = 0
+    # folders to read, each with the real paths of itself and of the folders above it
     pending: list[tuple[Path, tuple[Path, ...]]] = [(folder, (real_path(folder, root),))]
     while pending:
         path, above = pending.pop()

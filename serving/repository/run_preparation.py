@@ -29,15 +29,13 @@ def survey(settings: Settings, *words: str) -> Survey:
     return result
 
 
-def mistakes(settings: Settings, names: Sequence[str]) -> list[str]:
-    """Return one line for each mistake that `serve --check` finds in the models `names`, or one
-    that says why the check failed. Raise LayoutError if it takes too long."""
-    code, stdout, stderr = _run("check", settings)
-    sound = tuple(f"{name}: loads and answers" for name in names)
-    lines = [line for line in stdout.splitlines() if not line.startswith(sound)]
-    if not code:
-        return []
-    return lines if code == 1 and lines else [f"its check ended: {last_line(stderr)}"]
+def mistakes(settings: Settings) -> list[str]:
+    """Return one line for each mistake that `serve --check` finds in the models that the settings
+    name, or one that says why the check failed. Raise LayoutError if it takes too long."""
+    _, stdout, stderr = _run("check", settings, ["json"])
+    if not stdout:
+        return [f"its check ended: {last_line(stderr)}"]
+    return [f"{name}: {mistake}" for name, mistake in json.loads(stdout)["mistakes"]]
 
 
 def print_check(settings: Settings) -> int:
@@ -48,15 +46,16 @@ def print_check(settings: Settings) -> int:
 def _run(
     module: str, settings: Settings, words: Sequence[str] = (), shown: bool = False
 ) -> tuple[int, str, str]:
-    """Run `python -m serving.preparation.MODULE`. Return its exit code, its output and its errors.
-    If `shown` is true, the process writes to the terminal instead, and may take any time.
-    Otherwise, raise LayoutError if it takes longer than startup may."""
-    words = [*dying_with_us("TERM"), sys.executable, "-m", f"serving.preparation.{module}", *words]
+    """Run `python -m serving.preparation.MODULE` with the arguments `words`. Return its exit code,
+    its output and its errors. If `shown` is true, the process writes to the terminal instead, and
+    may take any time. Otherwise, raise LayoutError if it takes longer than startup may."""
+    python = [*dying_with_us("TERM"), sys.executable]
+    command = [*python, "-m", f"serving.preparation.{module}", *words]
     environ = os.environ | settings.environment() | {"PYTHONDONTWRITEBYTECODE": "1"}
     output = None if shown else subprocess.PIPE
     seconds = None if shown else settings.start_timeout
     with subprocess.Popen(
-        words, env=environ, cwd=ROOT, stdout=output, stderr=output, text=True
+        command, env=environ, cwd=ROOT, stdout=output, stderr=output, text=True
     ) as process:
         try:
             stdout, stderr = process.communicate(timeout=seconds)
@@ -69,6 +68,7 @@ def _run(
 
 
 def _end(process: "subprocess.Popen[str]") -> None:
+    """End the process, if it still runs."""
     process.terminate()
     with suppress(subprocess.TimeoutExpired):
         process.wait(END_SECONDS)

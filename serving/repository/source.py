@@ -78,6 +78,7 @@ class Source(ABC):
                 raise LoadFailed(text) from err
 
     def _write_unchanged(self, found: Found, folder: Path, take: Callable[[int], None]) -> None:
+        """Call `write`. Raise BadArchive if the model was changed meanwhile."""
         try:
             self.write(found, folder, take)
             is_unchanged = self.find(found.name) == found
@@ -88,7 +89,8 @@ class Source(ABC):
 
 
 @contextmanager
-def _errors() -> Iterator[None]:
+def _translated_errors() -> Iterator[None]:
+    """Raise Unreachable instead of OSError. Used as a decorator."""
     try:
         yield
     except OSError as err:
@@ -102,7 +104,7 @@ class FolderSource(Source):
         super().__init__(cache)
         self.root = real_path(root)
 
-    @_errors()
+    @_translated_errors()
     def find(self, name: str) -> Found | None:
         if not may_be_found(name):
             return None
@@ -112,9 +114,9 @@ class FolderSource(Source):
             if is_name(path.name) and path.is_dir() and is_model(path):
                 return Found(name, str(path), signature(path))
             if archive.is_file():
-                return Found(name, str(archive), _state(archive))
+                return Found(name, str(archive), _signature_of_archive(archive))
         except OSError as err:
-            if err.errno != errno.ENAMETOOLONG:
+            if err.errno != errno.ENAMETOOLONG:  # no file can have such a name
                 raise
         self.root.stat()  # raises FileNotFoundError if the repository itself is missing
         return None
@@ -131,7 +133,7 @@ class FolderSource(Source):
     def write(self, found: Found, folder: Path, take: Callable[[int], None]) -> None:
         unpack(Path(found.url), folder, take)
 
-    @_errors()
+    @_translated_errors()
     def sizes(self) -> dict[str, int | None]:
         sizes: dict[str, int | None] = {}
         folders = [self.root]
@@ -141,6 +143,7 @@ class FolderSource(Source):
                 if _is_hidden(path.name):
                     continue
                 if name.endswith(ARCHIVE) and path.is_file():
+                    # a folder of the same name precedes it
                     sizes.setdefault(plain_name(name), path.stat().st_size)
                 elif is_name(path.name) and path.is_dir():
                     if is_model(path):
@@ -150,7 +153,7 @@ class FolderSource(Source):
         return dict(sorted(sizes.items())[:MOST_LISTED])
 
 
-def _state(archive: Path) -> str:
+def _signature_of_archive(archive: Path) -> str:
     """Return a fingerprint that changes whenever the file changes. Raise OSError."""
     status = archive.stat()
     return f"{status.st_dev}-{status.st_ino}-{status.st_size}-{status.st_mtime_ns}"

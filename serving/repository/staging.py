@@ -19,9 +19,9 @@ from serving.host.files import digest, replace_file
 from serving.host.tritonserver import only_python_backends
 from serving.repository.checks import check, check_startable
 from serving.repository.completion import complete, is_complete
-from serving.repository.cpu_engine import Choice, fitted, leave_openvino, this_processor
+from serving.repository.cpu_engine import Choice, leave_openvino, served_config, this_processor
 from serving.repository.layout import CONFIG
-from serving.repository.model_config import ENSEMBLE, backend_of, read_file, written
+from serving.repository.model_config import ENSEMBLE, backend_of, read_file, text_of
 from serving.settings.table import Settings
 from serving.triton.quirks import PREFACE
 
@@ -67,7 +67,7 @@ class Store:
         shutil.rmtree(unfinished, ignore_errors=True)
         unfinished.mkdir(parents=True)
         try:
-            config, choice = fitted(folder, self.settings, self._processor)
+            config, choice = served_config(folder, self.settings, self._processor)
             check(folder, config, self.settings, root)
             _fill(unfinished, folder, config, names or {})
             is_ensemble = backend_of(config) == ENSEMBLE
@@ -90,25 +90,28 @@ class Store:
         try:
             complete(unfinished, self.backends, source, seconds)
         except ConfigError as err:
-            if choice := leave_openvino(config, str(err)):
-                (unfinished / CONFIG).write_text(written(config), encoding="utf-8")
-                complete(unfinished, self.backends, source, seconds)
-                return choice
-            raise
+            choice = leave_openvino(config, str(err))
+            if choice is None:
+                raise
+            (unfinished / CONFIG).write_text(text_of(config), encoding="utf-8")
+            complete(unfinished, self.backends, source, seconds)
+            return choice
         return None
 
     def leave_openvino(self, triton_name: str, reason: str) -> bool:
         """Switch a staged model from OpenVINO to ONNX Runtime, because OpenVINO rejects the model.
-        Log this with Triton's `reason`. Return False, and change nothing, if `fitted` had not
-        chosen OpenVINO for the model."""
+        Log this with Triton's `reason`. Return False, and change nothing, if `served_config` had
+        not chosen OpenVINO for the model."""
         file = self.path(triton_name) / CONFIG
         config = read_file(file)
-        choice = leave_openvino(config, " ".join(PREFACE.sub("", reason).split()))
-        if choice:
-            with self.lock:
-                replace_file(file, written(config).encode())
-            log.warning("%s: %s", triton_name, choice)
-        return choice is not None
+        words = PREFACE.sub("", reason).split()
+        choice = leave_openvino(config, " ".join(words))
+        if choice is None:
+            return False
+        with self.lock:
+            replace_file(file, text_of(config).encode())
+        log.warning("%s: %s", triton_name, choice)
+        return True
 
     def remove(self, triton_name: str) -> None:
         with self.lock:
@@ -116,12 +119,15 @@ class Store:
 
     def names(self) -> set[str]:
         """Return the names of all staged models."""
-        return {path.name for path in self.root.iterdir()} if self.root.is_dir() else set()
+        if not self.root.is_dir():
+            return set()
+        return {path.name for path in self.root.iterdir()}
 
 
 def _fill(unfinished: Path, folder: Path, config: Any, names: Mapping[str, str]) -> None:
-    """Fill a staged folder with links to the model's files and with its configuration. In the
-    configuration of an ensemble, replace the names of the models that it calls as `names` says."""
+    """Fill a staged folder with links to the model's files and with its configuration. Before that,
+    change `config`: remove its name and, in an ensemble, replace the names of the models that it
+    calls as `names` says."""
     for entry in folder.iterdir():
         if entry.name not in (CONFIG, "configs"):
             (unfinished / entry.name).symlink_to(entry.absolute())
@@ -130,7 +136,7 @@ def _fill(unfinished: Path, folder: Path, config: Any, names: Mapping[str, str])
         step.model_name = names.get(step.model_name, step.model_name)
     if backend_of(config) == ENSEMBLE:
         config.platform = ENSEMBLE  # Triton refuses an ensemble without a platform (quirks.py)
-    (unfinished / CONFIG).write_text(written(config), encoding="utf-8")
+    (unfinished / CONFIG).write_text(text_of(config), encoding="utf-8")
 
 
 def signature(*folders: Path | None) -> str:
@@ -140,9 +146,9 @@ def signature(*folders: Path | None) -> str:
     with suppress(FileNotFoundError):  # a folder does not exist, or a file was just removed
         for folder in filter(None, folders):
             for path in _entries(folder):
-                stat = path.stat()
-                file = (stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns)
-                state = "" if path.is_dir() else file
+                status = path.stat()
+                file = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+                state = "" if path.is_dir() else file  # hidden files, too, change their folder
                 rows.append(f"{path.relative_to(folder)} {state}")
     return digest("\n".join(rows)) if rows else ""
 
@@ -163,8 +169,10 @@ def copy_model(folder: Path, target: Path, clients: Path | None) -> None:
                 copied.hardlink_to(path.resolve())
             except OSError:
                 copied.symlink_to(path.resolve())
-    if clients and not (beside := target.with_name(clients.name)).exists():
-        copy_model(clients, beside, None)
+    if clients:
+        beside = target.with_name(clients.name)
+        if not beside.exists():
+            copy_model(clients, beside, None)
 
 
 def _entries(folder: Path, above: tuple[str, ...] = ()) -> Iterator[Path]:
@@ -172,11 +180,9 @@ def _entries(folder: Path, above: tuple[str, ...] = ()) -> Iterator[Path]:
     ones and __pycache__. Follow links, but not in circles."""
     above = (*above, os.path.realpath(folder))
     for path in sorted(folder.iterdir()):
-        if (
-            path.name.startswith(".")
-            or path.name == "__pycache__"
-            or os.path.realpath(path) in above
-        ):
+        if path.name.startswith(".") or path.name == "__pycache__":
+            continue
+        if os.path.realpath(path) in above:
             continue
         with suppress(FileNotFoundError):  # it was removed, or is a broken link
             path.stat()

@@ -34,7 +34,7 @@ def unpack(archive: Path, folder: Path, take: Callable[[int], object] = int) -> 
     folder.mkdir(parents=True)
     try:
         with tarfile.open(archive) as tar:
-            tar.extractall(folder, _bounded(tar, folder, take), filter="data")
+            tar.extractall(folder, _checked_entries(tar, folder, take), filter="data")
     except (tarfile.TarError, zlib.error, OSError, EOFError, ValueError) as err:
         shutil.rmtree(folder, ignore_errors=True)
         text = str(err) or type(err).__name__
@@ -44,7 +44,7 @@ def unpack(archive: Path, folder: Path, take: Callable[[int], object] = int) -> 
         raise BadArchive(f"{archive.name} cannot be unpacked: {reason}") from err
 
 
-def _bounded(
+def _checked_entries(
     tar: tarfile.TarFile, folder: Path, take: Callable[[int], object], most: int = MOST_ENTRIES
 ) -> Iterator[tarfile.TarInfo]:
     """Yield the entries of the archive. Before yielding an entry, call `take` with its size. Raise

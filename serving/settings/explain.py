@@ -27,7 +27,8 @@ def markdown() -> str:
     rows = []
     for row in TABLE:
         names = ", ".join(f"`{variable}`" for variable in row.variables)
-        values = [f"`{row.formatter(row.default)}`".replace("``", "none")]
+        default = row.formatter(row.default)
+        values = [f"`{default}`" if default else "none"]
         values += [choice for choice in row.choices if choice != row.default]
         if row.form:
             values.append(f"or {row.form}")
@@ -40,33 +41,34 @@ def help_text() -> str:
     lines = []
     for row in TABLE:
         default = row.formatter(row.default) or "none"
-        lines.append(f"  {', '.join(row.variables)}\n      {row.help} (default: {default})")
+        lines.append(f"  {', '.join(row.variables)}")
+        lines.append(f"      {row.help} (default: {default})")
     return "\n".join(lines)
 
 
-def print_config(settings: Settings, environ: Mapping[str, str]) -> str:
+def config_text(settings: Settings, environ: Mapping[str, str]) -> str:
     """Return a line `VARIABLE=value  # source` for each setting, with the value quoted for a shell.
     Secrets are masked. The source says "derived" if the value was computed from the machine or from
     other settings."""
     lines = []
     for row in TABLE:
         value = getattr(settings, row.name)
-        read = row.read(environ)
+        original = row.read(environ)
         text = MASK if row.secret and value else row.formatter(value)
         variable = next((name for name in row.variables if environ.get(name, "").strip()), "")
-        before = row.formatter(read)
-        if value == read:
+        original_text = row.formatter(original)
+        if value == original:
             source = f"variable {variable}" if variable else "default"
         elif variable:
-            source = f"derived from {variable}={before}"
+            source = f"derived from {variable}={original_text}"
         else:
-            source = f"derived from the default {before or 'none'}"
+            source = f"derived from the default {original_text or 'none'}"
         quoted = shlex.quote(text) if text else ""
         lines.append(f"{row.variables[0]}={quoted}  # {source}")
     return "\n".join(lines)
 
 
-def unknown_variables(environ: Iterable[str]) -> list[str]:
+def warnings_of_unknown_variables(environ: Iterable[str]) -> list[str]:
     """Return a warning for each variable whose name begins like that of a setting, but which is not
     a setting."""
     names = list(chain.from_iterable(row.variables for row in TABLE))

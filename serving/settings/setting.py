@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from serving.named_value import WORDS, NamedValue
+from serving.named_value import BOOLEANS, NamedValue
 
 BUCKET = re.compile(r"(s3|gs|az)://[\w.-]+(/[^?#:]*)?")
 LOG_LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
@@ -28,7 +28,9 @@ def format_value(value: Any) -> str:
         return ",".join(value)
     if isinstance(value, bool):
         return str(value).lower()
-    return str(value).removesuffix(".0") if isinstance(value, float) else str(value)
+    if isinstance(value, float):
+        return str(value).removesuffix(".0")
+    return str(value)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,14 +46,16 @@ class Setting(NamedValue):
         """Return the setting's value. If it is invalid, raise a ValueError that contains the
         variable, its value and what is allowed."""
         for variable in self.variables:
-            if text := environ.get(variable, "").strip():
-                try:
-                    return self.parse(text)
-                except ValueError:
-                    shown = "…" if self.secret else repr(text)
-                    raise ValueError(
-                        f"{variable}={shown} is wrong: it must be {self.expected()}"
-                    ) from None
+            text = environ.get(variable, "").strip()
+            if not text:
+                continue
+            try:
+                return self.parse(text)
+            except ValueError:
+                shown = "…" if self.secret else repr(text)
+                raise ValueError(
+                    f"{variable}={shown} is wrong: it must be {self.expected()}"
+                ) from None
         return self.default
 
 
@@ -100,15 +104,20 @@ def parse_port_range(text: str) -> tuple[int, ...]:
 def parse_switch(text: str) -> str:
     """Return the word in lower case. Replace words for a boolean, such as yes or 0, by true or
     false."""
-    return str(WORDS.get(text.lower(), text)).lower()
+    word = BOOLEANS.get(text.lower(), text)  # a boolean or the text itself
+    return str(word).lower()
 
 
 def parse_log_level(text: str) -> str:
     """Return the name of a Python logging level, given its name in any case or its number. A number
-    between two levels counts as the higher level. The result may be invalid."""
+    between two levels counts as the higher level. Return any other text in lower case: `choices`
+    rejects it."""
     if not text.isdecimal():
         return text.lower()
-    return next((name for name, number in LOG_LEVELS.items() if int(text) <= number), text)
+    for name, number in LOG_LEVELS.items():
+        if int(text) <= number:
+            return name
+    return text
 
 
 def parse_header_secret(text: str) -> str:

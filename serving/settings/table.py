@@ -15,13 +15,14 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from serving.host.machine import Machine, memory_limit, this_machine
-from serving.named_value import WORDS, Names
+from serving.named_value import BOOLEANS, Names
 from serving.settings.setting import (
     LOG_LEVELS,
     Setting,
     SettingsError,
     bucket_url,
     format_paths,
+    format_value,
     parse_header_secret,
     parse_log_level,
     parse_origins,
@@ -35,6 +36,7 @@ ARCHIVES = Path("/opt/ml/models")  # where SageMaker unpacks the archives of mul
 LONGEST_STREAM = 480.0  # seconds; SageMaker's limit for a streamed response
 MEGABYTE = 1024 * 1024
 MEMORY_PER_WORKER = 500 * MEGABYTE
+MOST_DEFAULT_WORKERS = 16  # unless SERVE_WORKERS sets their number
 LARGE_PERCENT = 75  # percent of SERVE_MAX_CONCURRENCY that requests with large bodies may use
 DEFAULT_PAYLOAD = 6  # MB; batch transform's default for MaxPayloadInMB
 LARGEST_BODY = 1024.0  # MB; the largest value of SERVE_MAX_BODY_MB
@@ -102,8 +104,8 @@ def _choice(variables: str, *choices: str, **more: Any) -> Any:
     return _setting(variables, choices[0], choices=choices, **more)
 
 
-# Returns a row like _choice, but the value's case is ignored, 1, yes and on mean true, and 0, no
-# and off mean false.
+# Returns a row like _choice, but ignores the value's case, and takes 1, yes and on for true, and 0,
+# no and off for false.
 _switch = partial(_choice, parser=parse_switch)
 
 
@@ -418,7 +420,7 @@ class Settings:
         minimum=0,
         maximum=9,
         form="true, false or a level",
-        parser=lambda text: int(WORDS.get(text.lower(), str(text))),
+        parser=lambda text: int(BOOLEANS.get(text.lower(), str(text))),
         help="how much Triton logs about each request",
     )
     log_info: str = _switch(
@@ -512,19 +514,22 @@ class Settings:
                 values[setting.name] = setting.read(environ)
             except ValueError as err:
                 mistakes.append(str(err))
-        settings = cls(**values)
-        if mistakes := mistakes or list(contradictions(settings)):
+        if mistakes:
             raise SettingsError(mistakes)
-        return _by_platform(settings, environ).settled(machine or this_machine())
+        settings = cls(**values)
+        if mistakes := list(contradictions(settings)):
+            raise SettingsError(mistakes)
+        settings = _with_platform_defaults(settings, environ)
+        return settings._with_machine_defaults(machine or this_machine())
 
-    def settled(self, machine: Machine) -> "Settings":
+    def _with_machine_defaults(self, machine: Machine) -> "Settings":
         """Return these settings with most 0 and auto replaced by values that depend on processors,
         memory, GPUs or other settings. Make the repositories' paths absolute, because child
         processes run in another folder. Except in multi-model mode, keep an auto for the model
         repository, which final_folders in serving/repository/layout.py replaces."""
-        workers = self.workers or max(
-            1, min(math.ceil(machine.cpus), machine.memory // MEMORY_PER_WORKER, 16)
-        )
+        processors = math.ceil(machine.cpus)
+        fitting = min(processors, machine.memory // MEMORY_PER_WORKER, MOST_DEFAULT_WORKERS)
+        workers = self.workers or max(1, fitting)
         repositories = self.model_repositories
         if self.multi_model and repositories == (AUTO,):
             repositories = (ARCHIVES,)
@@ -545,8 +550,8 @@ class Settings:
             workers=workers,
             inference_threads=self.inference_threads or max(1, math.floor(machine.cpus)),
             max_concurrency=self.max_concurrency or min(1024, max(128, 64 * workers)),
-            log_info=self.log_info.replace("auto", str(self.logs("info")).lower()),
-            log_warning=self.log_warning.replace("auto", str(self.logs("warning")).lower()),
+            log_info=self.log_info.replace("auto", format_value(self.logs("info"))),
+            log_warning=self.log_warning.replace("auto", format_value(self.logs("warning"))),
         )
 
     def environment(self) -> dict[str, str]:
@@ -675,7 +680,7 @@ def contradictions(settings: Settings) -> Iterator[str]:
             f"SAGEMAKER_MAX_PAYLOAD_IN_MB={payload} is more than the {BATCH_MEGABYTES} MB that "
             "batch transform sends at once"
         )
-    for first, second in combinations(_exclusive(settings), 2):
+    for first, second in combinations(_exclusive_modes(settings), 2):
         yield f"{first} does not work with {second}: leave one of them out"
     is_on_demand = settings.models == ON_DEMAND.name
     if is_on_demand and len(settings.model_repositories) > 1:
@@ -695,8 +700,8 @@ def _contradictions_of_ports(settings: Settings) -> Iterator[str]:
         for name, port in settings.ports.items():
             if name != "SAGEMAKER_BIND_TO_PORT" and not low <= port <= high:
                 yield f"{name}={port} is outside of SAGEMAKER_SAFE_PORT_RANGE={low}-{high}"
-    for (first, port), (second, other) in combinations(sorted(settings.ports.items()), 2):
-        if port == other:
+    for (first, port), (second, second_port) in combinations(sorted(settings.ports.items()), 2):
+        if port == second_port:
             yield f"{first} and {second} are both {port}: two servers cannot listen on one port"
 
 
@@ -711,7 +716,7 @@ def _contradictions_of_arguments(settings: Settings) -> Iterator[str]:
         yield f"SAGEMAKER_TRITON_ADDITIONAL_ARGS has --{name}, which serve sets{use}"
 
 
-def _exclusive(settings: Settings) -> list[str]:
+def _exclusive_modes(settings: Settings) -> list[str]:
     """Return which of the settings that exclude each other are set. The first three choose
     different policies for loading models. The last one exposes Triton's names of models, which
     always equal the names that callers know only with the policy AT_START."""
@@ -724,15 +729,16 @@ def _exclusive(settings: Settings) -> list[str]:
     return [mode for mode, is_set in modes.items() if is_set]
 
 
-def _by_platform(settings: Settings, environ: Mapping[str, str]) -> Settings:
+def _with_platform_defaults(settings: Settings, environ: Mapping[str, str]) -> Settings:
     """Return the settings with each auto of SERVE_KSERVE, SERVE_PAGE and SERVE_RELOAD replaced. In
     batch transform, also replace the request timeout if no variable sets it."""
-    set_ = {name for name, value in environ.items() if value.strip()}
-    is_open = str(not any(name.startswith("SAGEMAKER_") for name in set_)).lower()
-    reloads = str(not _exclusive(settings)).lower()
+    variables = {name for name, value in environ.items() if value.strip()}
+    on_sagemaker = any(name.startswith("SAGEMAKER_") for name in variables)
+    is_open = format_value(not on_sagemaker)
+    reloads = format_value(not _exclusive_modes(settings))
     timeout = settings.request_timeout
-    timeouts = next(setting.variables for setting in TABLE if setting.name == "request_timeout")
-    if settings.batch and not set_ & set(timeouts):
+    (row,) = (setting for setting in TABLE if setting.name == "request_timeout")
+    if settings.batch and variables.isdisjoint(row.variables):
         timeout = BATCH_TIMEOUT
     return replace(
         settings,

@@ -186,13 +186,14 @@ class Connection:
         """Return every version of every model that Triton knows."""
         reply = self._ask("RepositoryIndex", service_pb2.RepositoryIndexRequest())
         return [
-            IndexEntry(m.name, m.version, m.state, without_trace(m.reason)) for m in reply.models
+            IndexEntry(model.name, model.version, model.state, without_trace(model.reason))
+            for model in reply.models
         ]
 
     def config(self, model: str) -> Any:
         """Return the model's configuration, a ModelConfig, after Triton has completed it."""
         request = service_pb2.ModelConfigRequest(name=model)
-        return self._ask("ModelConfig", request, PROBE_SECONDS * 2).config
+        return self._ask("ModelConfig", request, 2 * PROBE_SECONDS).config
 
     def unload(self, model: str) -> None:
         """Make Triton start unloading a model and its parts, and return before they are unloaded.
@@ -204,10 +205,10 @@ class Connection:
     def load(self, model: str, timeout: float) -> tuple[str, ...]:
         """Make Triton load a model from its repository, with its parts, and wait until it is
         loaded. Return the versions that were loaded. Raise a ServingError."""
-        request = service_pb2.RepositoryModelLoadRequest(model_name=model)
-        self._ask("RepositoryModelLoad", request, timeout, LOAD_CONNECT_SECONDS)
-        loaded = service_pb2.ModelMetadataRequest(name=model)
-        return tuple(self._ask("ModelMetadata", loaded, timeout).versions)
+        load = service_pb2.RepositoryModelLoadRequest(model_name=model)
+        self._ask("RepositoryModelLoad", load, timeout, LOAD_CONNECT_SECONDS)
+        describe = service_pb2.ModelMetadataRequest(name=model)
+        return tuple(self._ask("ModelMetadata", describe, timeout).versions)
 
 
 def translated(err: grpc.RpcError) -> Exception:
@@ -263,5 +264,6 @@ def is_out_of_memory(message: str) -> bool:
 def without_trace(message: str) -> str:
     """Return Triton's message without the request id at its beginning, the traceback that the
     Python backend appends, and a misleading note."""
-    text = message.split(quirks.TRACEBACK)[0].split(quirks.NOTE)[0]
+    text = message.split(quirks.TRACEBACK)[0]
+    text = text.split(quirks.NOTE)[0]
     return quirks.REQUEST_ID.sub("", text).strip()

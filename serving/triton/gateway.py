@@ -81,7 +81,7 @@ class Call:
 
     def send(self) -> None:
         """Send the call, and do not wait for the answer."""
-        self._future = self._begin(self._gateway.stub.ModelInfer.future)
+        self._future = self._call(self._gateway.stub.ModelInfer.future)
 
     def result(self) -> InferReply:
         """Return the reply, after sending the call if necessary. Raise a ServingError or
@@ -90,7 +90,7 @@ class Call:
             message = self._answer()
         except RegionUnknown:
             self._gateway.shared_memory.forget(self._regions.values())
-            message = self._gateway.call(self._wait)
+            message = self._gateway.call(self._send_in_message)
         finally:
             self._release()
         return InferReply.of(message)
@@ -116,19 +116,21 @@ class Call:
                 self.send()
             if self._future:
                 return self._future.result(self._end - monotonic())
-            return self._wait()
+            return self._send_in_message()
         except grpc.FutureTimeoutError as err:
             raise TritonTimeout(TOO_LATE) from err
         except grpc.RpcError as err:
-            return self._gateway.repeat(err, again=self._wait)
+            return self._gateway.repeat(err, again=self._send_in_message)
 
-    def _wait(self) -> Any:
-        """Send the call without shared memory, and wait for the answer."""
+    def _send_in_message(self) -> Any:
+        """Give the regions back, send the call with all inputs in a message, and wait for the
+        answer."""
         self._release()
-        return self._begin(self._gateway.stub.ModelInfer)
+        return self._call(self._gateway.stub.ModelInfer)
 
-    def _begin(self, infer: Any) -> Any:
-        """Call `infer`, a function of gRPC's stub that returns either the answer or a future."""
+    def _call(self, infer: Any) -> Any:
+        """Call `infer`, a function of gRPC's stub that returns either the answer or a future. Set
+        `_end`, when the caller gives up."""
         regions = {name: region.name for name, region in self._regions.items()}
         seconds = self._deadline.left(self._gateway.timeout)
         self._end = monotonic() + seconds
@@ -174,7 +176,7 @@ class Responses:
 
     def __next__(self) -> InferReply:
         # do not send the request again if a response has already arrived
-        again = None if self._has_begun else self._first
+        again = None if self._has_begun else self._send_again
         message = self._gateway.call(partial(next, self._call), again)
         self._has_begun = True
         if message.error_message:
@@ -182,7 +184,7 @@ class Responses:
             raise translated_text(message.error_message)
         return InferReply.of(message.infer_response)
 
-    def _first(self) -> Any:
+    def _send_again(self) -> Any:
         """Send the request again, and wait for the first response."""
         self._call = self._send()
         return next(self._call)

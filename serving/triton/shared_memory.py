@@ -78,13 +78,15 @@ class SharedMemory:
         written: dict[str, Region] = {}
         with self._lock:
             waiting = sum(region.waits_for == model for region in self._regions)
-        if waiting >= MOST_WAITING:
+        if waiting >= MOST_WAITING or not self._prefix:
             return written
         for tensor in inputs:
             size = len(tensor.data)
-            if self._prefix and LEAST <= size <= self._limit and (region := self._lend(size)):
-                region.memory[:size] = tensor.data
-                written[tensor.name] = region
+            if LEAST <= size <= self._limit:
+                region = self._lend(size)
+                if region:
+                    region.memory[:size] = tensor.data
+                    written[tensor.name] = region
         return written
 
     def mark_waiting(self, model: str, regions: Iterable[Region]) -> None:
@@ -118,7 +120,9 @@ class SharedMemory:
     def remove_files(self, pid: int | str = "*") -> None:
         """Remove the files of the worker `pid`, which has ended, or by default of all workers.
         Free their memory pages first, because Triton still has the files mapped."""
-        for path in FOLDER.glob(f"{self._prefix}-{pid}-*") if self._prefix else ():
+        if not self._prefix:
+            return
+        for path in FOLDER.glob(f"{self._prefix}-{pid}-*"):
             with contextlib.suppress(OSError, ValueError), path.open("r+b") as file:
                 mmap.mmap(file.fileno(), 0).madvise(mmap.MADV_REMOVE)
             path.unlink(missing_ok=True)
@@ -140,8 +144,9 @@ class SharedMemory:
             fitting = [region for region in self._regions if region.is_free and region.size >= size]
             if not fitting:
                 return None
+            # of the smallest, prefer one that already has its memory pages
             region = min(fitting, key=lambda region: (region.size, -region.backed))
-            self._back(region, size)
+            self._reserve_pages(region, size)
             region.is_free = False
             return region
 
@@ -155,7 +160,7 @@ class SharedMemory:
             region = Region(name, length, mmap.mmap(file.fileno(), length))
         try:
             with self._lock:
-                self._back(region, size)
+                self._reserve_pages(region, size)
                 self._regions.add(region)
             self._register(name, length)
         except (OSError, ServingError):
@@ -166,13 +171,14 @@ class SharedMemory:
             raise
         return region
 
-    def _back(self, region: Region, size: int) -> None:
+    def _reserve_pages(self, region: Region, size: int) -> None:
         """Reserve memory pages for the first `size` bytes of a region. If /dev/shm were full,
-        writing without reserved pages would kill the process (SIGBUS). Raise OSError if /dev/shm is
-        full or the regions would exceed the limit."""
+        writing without reserved pages would kill the process (SIGBUS). The caller holds the lock.
+        Raise OSError if /dev/shm is full or the regions would exceed the limit."""
         if size <= region.backed:
             return
-        if sum(other.backed for other in self._regions) - region.backed + size > self._limit:
+        others = sum(other.backed for other in self._regions if other is not region)
+        if others + size > self._limit:
             raise OSError(errno.ENOSPC, "regions have as many pages as they may")
         with (FOLDER / region.name).open("r+b") as file:
             os.posix_fallocate(file.fileno(), 0, size)

@@ -122,7 +122,7 @@ class InferReply:
         parameters = {
             name: getattr(value, value.WhichOneof("parameter_choice"))
             for name, value in message.parameters.items()
-            if name != "triton_final_response"
+            if name != "triton_final_response"  # Triton itself adds this
         }
         return cls(message.model_version, tuple(outputs), parameters)
 

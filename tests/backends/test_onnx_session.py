@@ -9,7 +9,12 @@ from typing import Any
 import psutil
 import pytest
 
-from backends._shared.instance import cgroup_quota, default_threads, give_back_memory, needs
+from backends._shared.instance import (
+    cgroup_quota,
+    default_threads,
+    explain_missing,
+    give_back_memory,
+)
 from backends.onnxruntime.onnx_session import SessionSettings
 
 pytestmark = pytest.mark.unit
@@ -46,7 +51,10 @@ def test_take_threads_from_the_variable_or_the_cpu_affinity(
 
 
 def test_name_a_missing_library_and_say_what_to_do() -> None:
-    with pytest.raises(ModuleNotFoundError) as raised, needs("the backend x needs Y", "install Y"):
+    with (
+        pytest.raises(ModuleNotFoundError) as raised,
+        explain_missing("the backend x needs Y", "install Y"),
+    ):
         __import__("no_such")
     assert "'no_such'" in str(raised.value) and "install Y" in str(raised.value)
 

@@ -53,7 +53,7 @@ def test_pass_parameters_on_as_properties(
 
 @pytest.mark.parametrize("parameters", [{"HINT_BF16": "YES"}, {"INFERENCE_PRECISION_HINT": "f16"}])
 def test_compute_in_f32_if_the_processor_lacks_the_precision(parameters: dict[str, str]) -> None:
-    assert settings(**parameters).lacks(WITHOUT)
+    assert settings(**parameters).lacks_precision(WITHOUT)
     assert settings(**parameters).properties(WITHOUT)["INFERENCE_PRECISION_HINT"] == "f32"
 
 
@@ -85,13 +85,13 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_put_the_cache_into_the_temporary_folder(
     monkeypatch: pytest.MonkeyPatch, cache: Path
 ) -> None:
-    assert openvino_settings.root() == cache
+    assert openvino_settings.cache_root() == cache
     monkeypatch.delenv("TMPDIR")
-    assert openvino_settings.root() == Path("/tmp/serve-engines/openvino")
+    assert openvino_settings.cache_root() == Path("/tmp/serve-engines/openvino")
 
 
 def compiled(model: str, name: str, size: int = 10) -> Path:
-    with openvino_settings.opened(model, "1") as folder:
+    with openvino_settings.locked_cache(model, "1") as folder:
         path: Path = folder / f"{name}.blob"
         with path.open("wb") as blob:
             blob.truncate(size)
@@ -101,7 +101,7 @@ def compiled(model: str, name: str, size: int = 10) -> Path:
 def test_keep_one_cache_folder_per_name_with_the_latest_model(cache: Path) -> None:
     first = compiled("../a/b", "1")
     other, second = compiled("other", "1"), compiled("../a/b", "2")
-    assert openvino_settings.blobs(cache) == {other, second}
+    assert openvino_settings.compiled_models(cache) == {other, second}
     assert first.parent == second.parent
     assert len(second.relative_to(cache).parts) == 3
 
@@ -111,7 +111,7 @@ def test_remove_the_least_recently_used_beyond_the_limit(cache: Path) -> None:
     first, second = compiled("first", "1", size), compiled("second", "1", size)
     for path, when in ((first, 1), (second, 2)):
         os.utime(path, (when, when))
-    with openvino_settings.opened("first", "1"):  # this model is used again
+    with openvino_settings.locked_cache("first", "1"):  # this model is used again
         pass
     third = compiled("third", "1", size)
-    assert openvino_settings.blobs(cache) == {first, third}
+    assert openvino_settings.compiled_models(cache) == {first, third}

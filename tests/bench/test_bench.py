@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from bench.__main__ import gist, is_same, row, summary
-from bench.load import Round, load, message
+from bench.load import Round, message, run_round
 from bench.scenarios import Scenario, scenarios
 from bench.servers import PEERS, Server, alone
 from tests.support.harness import PATIENCE, ROOT, wait_until
@@ -37,7 +37,7 @@ def run(words: str, *options: str, timeout: float, **variables: str) -> str:
         text=True,
         timeout=timeout,
     )
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
@@ -98,7 +98,7 @@ def test_print_no_figures_for_a_row_with_a_failed_answer() -> None:
 def test_leave_a_cell_of_the_summary_blank_without_a_figure() -> None:
     slow, fast = Round(50.0, 1.0, 2.0, 0), Round(100.0, 1.0, 2.0, 0)
     failing = replace(fast, errors=3)
-    text, photo = (Scenario(name, 1, FLOATS.asks) for name in ("text", "photo"))
+    text, photo = (Scenario(name, 1, FLOATS.requests) for name in ("text", "photo"))
     waits = replace(photo, name="open loop", share=0.5)
     lines = summary(
         {
@@ -126,7 +126,7 @@ def test_send_a_text_to_an_embeddings_api_and_no_photo() -> None:
     chosen = {each.name for each in scenarios() if server.supports(each)}
     assert "text of 8 tokens, 1 caller" in chosen and "photo, 1 caller" not in chosen
     short = next(each for each in scenarios() if each.name == "text of 8 tokens, 1 caller")
-    head, _, body = message(server, short.asks[0]).partition(b"\r\n\r\n")
+    head, _, body = message(server, short.requests[0]).partition(b"\r\n\r\n")
     assert head.startswith(b"POST /embeddings HTTP/1.1\r\n")
     assert json.loads(body) == {"model": "bert", "input": "A man is eating food."}
     answer = {"object": "list", "data": [{"object": "embedding", "embedding": [0.05]}]}
@@ -189,9 +189,9 @@ FLOATS = next(each for each in scenarios() if each.name == "4 floats as JSON, 8 
 def test_stop_the_other_servers_while_one_is_measured(witness: Any, peer: Server) -> None:
     server, peers, states = witness
     peers += [*peer.processes, *peer.processes[0].children()]
-    other = Scenario("other", 1, FLOATS.asks)
+    other = Scenario("other", 1, FLOATS.requests)
     with alone(server, [server, peer]):
-        load(server, other, 1)
+        run_round(server, other, 1)
     assert len(states) > 1
     assert {state for each in states for state in each} == {psutil.STATUS_STOPPED}
     assert len(states[0]) == 2
@@ -200,7 +200,7 @@ def test_stop_the_other_servers_while_one_is_measured(witness: Any, peer: Server
 
 def test_send_an_open_loop_at_its_rate_and_count_refusals(witness: Any) -> None:
     server, _, states = witness
-    done = load(server, replace(FLOATS, share=0.5), 1, rate=40)
+    done = run_round(server, replace(FLOATS, share=0.5), 1, rate=40)
     assert len(states) == 40
     assert (done.refused, done.errors) == (10, 0)
     assert "| 10 |" in row("witness", [done], [done])
@@ -208,9 +208,9 @@ def test_send_an_open_loop_at_its_rate_and_count_refusals(witness: Any) -> None:
 
 def test_send_the_requests_of_a_scenario_in_turns() -> None:
     mixed = next(each for each in scenarios() if "4 short texts" in each.name)
-    counts = Counter(ask.model for ask in mixed.asks)
+    counts = Counter(request.model for request in mixed.requests)
     assert counts == {"efficientnet": 8, "yolov4_tiny": 1, "bert": 4}
     server = Server("ours", "ours", 80, [])
-    messages = {message(server, ask) for ask in mixed.asks}
+    messages = {message(server, request) for request in mixed.requests}
     assert len(messages) == len(counts)
     assert all(text.startswith(b"POST /invocations?model_name=") for text in messages)

@@ -112,7 +112,7 @@ def test_make_a_list_the_only_input(body: Any) -> None:
         ({"inputs": {"z": [1]}}, "'z'"),
     ],
 )
-def test_refuse_lists_that_are_no_input(body: Any, text: str) -> None:
+def test_refuse_lists_that_cannot_be_an_input(body: Any, text: str) -> None:
     with pytest.raises(InvalidRequest, match=text):
         answer(served(None, PAIR), body)
 

@@ -13,7 +13,7 @@ import numpy as np
 import orjson
 import pytest
 
-from serving.bodies.instances import as_items
+from serving.bodies.instances import json_items
 from serving.bodies.kserve import write_reply
 from serving.bodies.packed import unpacked
 from serving.bodies.reading import Body, read_body
@@ -346,9 +346,9 @@ def test_keep_no_second_copy_of_the_reply_while_writing_it(write: Callable[[], b
 def test_write_one_prediction_at_a_time() -> None:
     """orjson holds the GIL while it writes."""
     predictions = [np.zeros(2), {"a": [1]}, "b"]
-    assert as_items(predictions) == b'[0.0,0.0],{"a":[1]},"b"'
+    assert json_items(predictions) == b'[0.0,0.0],{"a":[1]},"b"'
     with within(looks(2)), pytest.raises(TooLate):
-        as_items(predictions)
+        json_items(predictions)
 
 
 @pytest.mark.parametrize("datatype", ["FP16", "FP64", "BF16", "UINT8", "INT64", "BOOL"])

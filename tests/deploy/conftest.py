@@ -9,5 +9,5 @@ from tests.support.account import Account, account
 
 @pytest.fixture
 def aws() -> Iterator[Account]:
-    with account() as one:
-        yield one
+    with account() as simulated:
+        yield simulated

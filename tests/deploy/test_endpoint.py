@@ -75,7 +75,7 @@ def test_replace_only_a_failed_endpoint_on_create(
     assert [name for _, name, _ in aws.writes()] == ["DeleteEndpoint", "CreateEndpoint"]
 
 
-def test_leave_endpoints_of_others_alone(aws: Account) -> None:
+def test_leave_endpoints_alone_that_deploy_did_not_create(aws: Account) -> None:
     make_foreign(aws, NAME, [])
     before = aws.inventory()
     for words in (CREATE, ("update", "--image", IMAGE), ("autoscale",), ("status",)):

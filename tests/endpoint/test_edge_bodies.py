@@ -164,7 +164,7 @@ def sleep(server: Server, *seconds: float, model: str = "queued") -> requests.Re
 def executions(server: Server) -> int:
     """Wait until neither a worker nor Triton has anything left to do. Return how often Triton has
     executed `queued`."""
-    wait_until(lambda: server.in_work() == 0, "no request is in work")
+    wait_until(lambda: server.in_flight() == 0, "no request is in flight")
     wait_until(
         lambda: sleep(server, 0).status_code == 200, "Triton answers after all that it still had"
     )

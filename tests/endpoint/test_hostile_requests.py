@@ -167,7 +167,7 @@ def test_survive_all_hostile_requests_at_once(hurried: Server, hurried_idle: int
     pids, idle, before = container.pids(), container.memory(), container.processor()
     with container.watched(), ThreadPoolExecutor(CROWD) as callers:
         replies = list(callers.map(lambda send: send(), sends))
-    wait_until(lambda: hurried.in_work() == 0, "the front has nothing more to do")
+    wait_until(lambda: hurried.in_flight() == 0, "the front has nothing more to do")
     statuses = Counter(reply.status_code for reply in replies)
     print(f"{(container.peak - idle) / 2**20:.0f} MB, {container.processor() - before:.1f} s")
     print(statuses)
@@ -215,7 +215,7 @@ def assert_bounded(
     before, kept = front.processor(), front.memory()
     with front.watched(), ThreadPoolExecutor(row.callers) as pool:
         replies = list(pool.map(lambda _: send(), range(row.names or row.callers)))
-    wait_until(lambda: server.in_work() == 0, "the front has nothing more to do")
+    wait_until(lambda: server.in_flight() == 0, "the front has nothing more to do")
     statuses = Counter(reply.status_code for reply in replies)
     print(f"{(front.peak - kept) / 2**20:.0f} MB, {front.processor() - before:.1f} s, {statuses}")
     for reply in replies:
@@ -246,7 +246,7 @@ def test_cut_off_callers_that_read_their_replies_slowly(server: Server, accept: 
     def none_is_left() -> bool:
         for reader in readers:
             reader.recv(1024)
-        return server.in_work() == 0
+        return server.in_flight() == 0
 
     def cut_off() -> int:
         """Count the replies of which nginx has sent only a part."""
@@ -274,7 +274,7 @@ def test_cut_off_callers_that_read_their_replies_slowly(server: Server, accept: 
             readers.append(caller)
         for reader in readers:
             assert reader.recv(1024).startswith(b"HTTP/1.1 200 ")
-        wait_until(lambda: server.in_work() == READERS, "all replies are held")
+        wait_until(lambda: server.in_flight() == READERS, "all replies are held")
         files = sum(file.stat().st_size for file in kept.rglob("*") if file.is_file())
         wait_until(none_is_left, "all callers are cut off")
     assert files <= READERS * 2.1 * 2**20

@@ -81,7 +81,7 @@ def test_finish_accepted_requests_on_sigterm_and_leave_no_file(small: Path, tmp_
     next(lines)
     with ThreadPoolExecutor(1) as pool:
         slow = pool.submit(server.post, json={"model_name": "sleeper", "instances": [4]})
-        wait_until(lambda: server.in_work() == 2, "a stream and a slow request are in work")
+        wait_until(lambda: server.in_flight() == 2, "a stream and a slow request are in flight")
         with Load(call, callers=24) as load:
             wait_until(lambda: load.answers["200"] > 100, "a load of 200s")
             server.process.terminate()

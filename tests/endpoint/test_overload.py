@@ -127,7 +127,7 @@ def test_leave_slots_for_small_bodies_beside_large_ones(running: Server) -> None
     held = 2 * Settings(workers=2, max_concurrency=SLOTS).large_connections
     with ThreadPoolExecutor(CALLERS // 4) as pool:
         large = [pool.submit(running.post, data=iter([body])) for _ in range(CALLERS // 4)]
-        wait_until(lambda: running.in_work() == held, "no more large bodies are accepted")
+        wait_until(lambda: running.in_flight() == held, "no more large bodies are accepted")
         small = [running.post(data=b"{").status_code for _ in range(20)]
     assert small == [400] * 20
     assert {caller.result().status_code for caller in large} == {200}
@@ -144,9 +144,9 @@ def test_hold_the_slot_of_a_caller_who_left_until_the_work_ends(running: Server)
     for number in range(SLOTS):
         with socket.create_connection(("127.0.0.1", running.port)) as caller:
             caller.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
-            wait_until(lambda: running.in_work() == number + 1, "the request is in work")  # noqa: B023
+            wait_until(lambda: running.in_flight() == number + 1, "the request is in flight")  # noqa: B023
     assert {ask(running, number).json()["code"] for number in range(20)} == {"overloaded"}
-    assert (running.in_work(), running.ping()) == (SLOTS, 200)
+    assert (running.in_flight(), running.ping()) == (SLOTS, 200)
 
 
 def tensors(name: str, shape: list[int], value: float, **more: object) -> dict[str, object]:

@@ -127,7 +127,9 @@ ENDS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("request_", ENDS.values(), ids=ENDS)
-def test_end_a_session_in_each_of_these_places(server: Server, request_: dict[str, Any]) -> None:
+def test_end_a_session_wherever_sequence_end_is_sent(
+    server: Server, request_: dict[str, Any]
+) -> None:
     session = opened(call(server, "summer", "NEW_SESSION", {"instances": [1]}))
     arguments = dict(request_)
     arguments["headers"] = {SESSION: session, **arguments.get("headers", {})}

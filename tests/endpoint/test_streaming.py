@@ -263,11 +263,11 @@ def test_free_the_slots_of_callers_who_leave(server: Server, tmp_path: Path) -> 
             reply.close()
         assert [len(reply.text.splitlines()) for reply in replies] == [2, 2]
         wait_cancelled(server, before + left)
-        wait_until(lambda: server.in_work() == 0, "all places are free")
+        wait_until(lambda: server.in_flight() == 0, "all places are free")
 
 
 def test_count_streams_among_the_requests_in_flight(server: Server, tmp_path: Path) -> None:
-    wait_until(lambda: server.in_work() == 0, "all places are free")
+    wait_until(lambda: server.in_flight() == 0, "all places are free")
     # the half of the slots that one model may use
     running = [endless(server, tmp_path) for _ in range(8)]
     reply = ask(server, "teller", {"text_input": "a"}, **LINES)

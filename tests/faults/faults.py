@@ -345,8 +345,10 @@ FAULTS = [
     Fault(
         "a model's process killed during an unload",
         stub_in_unload,
-        events=(Event.UNLOAD,),
+        events=(Event.UNLOAD, Event.REMOVE),
         models="on-demand",
     ),
-    Fault("the manager killed during a load", manager_in_load, models="on-demand"),
+    Fault(
+        "the manager killed during a load", manager_in_load, events=(Event.ADD,), models="on-demand"
+    ),
 ]

@@ -1,15 +1,17 @@
 """Tests which answers the load generator judges as right, honest and wrong."""
 
 import json
+from collections import Counter
 
 import pytest
 import requests
 
+from bench.faults import row
 from serving.model_status.states import Event
 from tests.faults.calls import Call
 from tests.faults.faults import FAULTS, Fault
 from tests.faults.load import CUT, LATE, REFUSED, RIGHT, Answer, judge
-from tests.faults.trial import mistakes_in
+from tests.faults.trial import Trial, mistakes_in
 
 pytestmark = pytest.mark.unit
 
@@ -73,6 +75,12 @@ def test_name_wrong_late_and_cut_answers() -> None:
     ]
 
 
+def test_show_errors_mistakes_and_the_seconds_to_recovery() -> None:
+    outcome = Trial(FAULT, Counter({RIGHT: 9, "503 overloaded": 2}), 1.25, ("load-2: late",))
+    cells = [cell.strip() for cell in row(outcome).split("|")]
+    assert cells[1:-1] == [FAULT.name, "9", "2 503 overloaded; WRONG: load-2: late", "1.2"]
+
+
 def test_cause_every_event_of_a_model_with_a_fault() -> None:
     caused = {event for fault in FAULTS for event in fault.events}
-    assert caused == set(Event)
+    assert caused == set(Event) - {Event.SERVE}  # model_lifecycle/test_reload.py causes this one

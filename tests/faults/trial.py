@@ -5,9 +5,11 @@ import math
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.faults.calls import learn, make_models
 from tests.faults.faults import Confined, Fault
 from tests.faults.load import CUT, LATE, REFUSED, RIGHT, WRONG, Answer, Callers
 from tests.support.harness import wait_until
@@ -17,9 +19,36 @@ SETTLED = 1.5  # after this many seconds of right answers, the fault is over for
 
 @dataclass(frozen=True)
 class Trial:
+    """What callers saw from the moment of the fault. The last answer that was not right ended
+    `seconds` after it; 0 if all were right."""
+
     fault: Fault
     verdicts: Counter[str]
+    seconds: float
     mistakes: tuple[str, ...]
+
+
+@contextmanager
+def under_load(
+    folder: Path, models: str, deadline: float, pause: float, **variables: str
+) -> Iterator[tuple[Confined, Callers]]:
+    """Run a server with SERVE_MODELS=`models`, and callers that pause for `pause` seconds between
+    two requests. Assert that the server stops in the end, and that it answered no request
+    twice."""
+    (folder / "models").mkdir()
+    make_models(folder / "models")
+    variables |= {
+        "SERVE_MODELS": models,
+        "SERVE_WORKERS": "2",
+        "SERVE_REQUEST_TIMEOUT": str(deadline),
+    }
+    server = Confined(folder, folder / "models", **variables)
+    server.wait_ready()
+    with Callers(server.url, learn(server), callers=6, deadline=deadline, pause=pause) as callers:
+        yield server, callers
+    assert server.stop() == 0
+    server.wait_gone()
+    assert logged_twice(server.log, "fault") == []
 
 
 def run(fault: Fault, server: Confined, callers: Callers) -> Trial:
@@ -40,7 +69,10 @@ def run(fault: Fault, server: Confined, callers: Callers) -> Trial:
     mistakes = [*mistakes_in(fault, answers)]
     if fault.works and before != _said_to_hang(server):
         mistakes.append("a process was said to hang")
-    return Trial(fault, Counter(answer.verdict for answer in answers), tuple(mistakes))
+    verdicts = Counter(answer.verdict for answer in answers)
+    errors = [answer.ended for answer in answers if answer.verdict != RIGHT]
+    seconds = max(errors, default=struck) - struck
+    return Trial(fault, verdicts, seconds, tuple(mistakes))
 
 
 def _said_to_hang(server: Confined) -> int:

@@ -48,12 +48,12 @@ def monitoring(registry: Served) -> Monitoring:
 
 
 def test_answer_slow_pings_before_nginx_gives_up() -> None:
-    monitoring(Served(WELL, seconds=PROBE_SECONDS)).check()
+    monitoring(Served(WELL, seconds=PROBE_SECONDS)).check_ready()
 
 
 def test_report_that_tritonserver_hangs_if_its_answer_is_late() -> None:
     with pytest.raises(TritonUnavailable):
-        monitoring(Served(seconds=NGINX_WAITS)).check()
+        monitoring(Served(seconds=NGINX_WAITS)).check_ready()
 
 
 @pytest.mark.parametrize("names", list(itertools.permutations(["above", "ensemble", "part"])))
@@ -64,7 +64,7 @@ def test_name_the_refused_part_in_ping_and_not_its_ensembles(names: Sequence[str
         for name in names
     )
     with pytest.raises(ModelFailed, match="'part'"):
-        monitoring(Served(*entries)).check()
+        monitoring(Served(*entries)).check_ready()
 
 
 WELL = Entry("well", "well", "", "", 0, READY, answered=True)

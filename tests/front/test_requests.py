@@ -12,7 +12,7 @@ from werkzeug.test import create_environ
 from predictor import create_app
 from serving.front.hang_ups import HangUps
 from serving.front.incoming import FORWARDED, Incoming
-from serving.front.streams import Ending
+from serving.front.streams import SelfClosingResponse
 from serving.settings.table import Settings
 from tests.support.harness import PATIENCE
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.unit
 
 def test_close_a_stream_once_before_its_end_is_sent() -> None:
     closed: list[str] = []
-    response = Ending(iter([b"one", b"two"]))
+    response = SelfClosingResponse(iter([b"one", b"two"]))
     response.call_on_close(lambda: closed.append("closed"))
     parts = response.iter_encoded()
     assert (next(parts), next(parts), closed) == (b"one", b"two", [])

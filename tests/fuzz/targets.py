@@ -15,7 +15,7 @@ import flask
 from clients.base import Model, ModelClient, TensorSpec
 from serving.bodies.decoder import Decoder
 from serving.bodies.documents import read_binary
-from serving.bodies.hugging_face import FORMS
+from serving.bodies.hugging_face import FORMATS
 from serving.bodies.npy import read_npy
 from serving.bodies.packed import unpacked
 from serving.bodies.reading import Body, read_attributes, read_body
@@ -127,8 +127,8 @@ class Anything(Ones):
         return dict(values)
 
     def postprocess(self, outputs: Any, inputs: Any, instances: Any, parameters: Any) -> list[Any]:
-        entry = {name: 0 for form in FORMS.values() for name in form.fields.values()}
-        prediction: dict[str, Any] = {form.key: [entry] for form in FORMS.values()}
+        entry = {name: 0 for form in FORMATS.values() for name in form.fields.values()}
+        prediction: dict[str, Any] = {form.key: [entry] for form in FORMATS.values()}
         prediction["ranking"] = [{"index": 0, "score": 0.5, "document": "a"}]
         return [prediction | {"embedding": row} for row in outputs["x"]]
 

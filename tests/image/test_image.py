@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import requests
 
-from scripts.image.build import LOOK_ALIKE, build_command, secrets
+from scripts.image.build import LOOK_ALIKE, build_command, pip_secrets
 from serving import VERSION
 from serving.settings.table import TABLE
 from tests.conftest import SERVED
@@ -336,7 +336,7 @@ def built_as_the_readme_says(folder: Path) -> str:
     mounted = shlex.split(README[1])
     assert mounted[mounted.index("-v") + 1].endswith(":/opt/ml/model:ro")
     words = [name if word == "triton-multi-model" else word for word in build[2:]]
-    added = [*secrets(folder, os.environ), "--build-arg", f"BASE_IMAGE={LOOK_ALIKE}"]
+    added = [*pip_secrets(folder, os.environ), "--build-arg", f"BASE_IMAGE={LOOK_ALIKE}"]
     command = [*SUDO, *build_command("podman"), *added, *words]
     environ = os.environ | podman_environment()
     done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True)

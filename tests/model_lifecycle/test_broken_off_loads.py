@@ -181,6 +181,6 @@ def test_unload_and_remove_what_the_table_does_not_list(policy: OnPost, tmp_path
     url = policy.settings.model_repositories[0] / "id/model"
     make_model(url / "net")
     policy.load("m", str(url), "m")
-    manager.take_up()
+    manager.record_loads()
     assert manager.store.names() == {"m"}
     assert ready(policy) == {"m"}

@@ -39,7 +39,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Container]:
     assert server.stop() == 0
     assert "did not stop in time" not in server.output()
     assert "died: it was killed" not in server.output(), (
-        "the process of an earlier load is none of its next"
+        "the next load does not use a process of an earlier load"
     )
     server.wait_gone()
 

@@ -53,12 +53,12 @@ class Measured(OnDemand):
 
     keeps_memory = False
 
-    def _used(self, pid: int, name: str) -> int:
+    def _bytes_used(self, pid: int, name: str) -> int:
         entries = self.manager.models().entries
         staying = {e.name for e in entries.values() if e.load_id not in self._victims}
         return SIZE * len((staying | self._promised.keys()) - {name})
 
-    def held(self, entry: Entry, sizes: Mapping[str, int]) -> int:
+    def bytes_held(self, entry: Entry, sizes: Mapping[str, int]) -> int:
         is_held = self.keeps_memory or self.manager.is_current(entry)
         return SIZE if is_held else 0
 
@@ -158,7 +158,7 @@ def test_spare_a_model_that_is_in_use(world: World, reason: str) -> None:
 
 def test_spare_a_chosen_model_that_is_called_before_its_unload(world: World) -> None:
     fill(world)
-    victims = world.policy._choose(world.manager.pid(), "c", SIZE)
+    victims = world.policy._choose_victims(world.manager.pid(), "c", SIZE)
     assert [victim.name for victim in victims] == ["a"]
     world.manager.leases.add(0, victims[0].column, 1, 0)
     world.policy._evict(victims)
@@ -178,7 +178,7 @@ def test_evict_no_model_if_all_were_used_just_now(world: World) -> None:
 
 def test_answer_507_if_no_model_may_be_evicted(world: World) -> None:
     fill(world)
-    world.policy._kept = ["kept", "a", "b"]
+    world.policy._pinned = ["kept", "a", "b"]
     assert isinstance(world.load("c"), OutOfMemory)
     assert world.ready() == {"kept", "a", "b"}
 
@@ -225,7 +225,7 @@ def test_look_up_a_missing_name_once_and_leave_the_table_as_it_is(world: World) 
     assert world.table() == before
 
 
-def test_bound_the_look_ups_of_a_second(world: World) -> None:
+def test_limit_how_many_names_are_looked_up_per_second(world: World) -> None:
     look_ups = LookUps(world.policy._source, most=2, seconds=1000.0)
     for name in ("absent", "missing"):
         with pytest.raises(ModelNotFound):
@@ -262,7 +262,7 @@ def test_try_a_failed_load_again_later_each_time_or_when_it_changed(world: World
         with pytest.raises(ModelFailed):
             world.policy.want("a")
         over = replace(rejection, until=time.monotonic())
-        world.policy._keep_rejected("a", over)
+        world.policy._replace_rejection("a", over)
         world.policy._look_ups._refused.clear()
     world.triton.error = InvalidRequest("still none")
     world.load("a")

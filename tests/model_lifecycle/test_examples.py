@@ -9,7 +9,7 @@ from serving.errors import ModelFailed, Overloaded, ServingError
 from serving.model_lifecycle.examples import Examples
 from serving.model_lifecycle.manager import Manager
 from serving.model_lifecycle.policy import AtStart
-from serving.model_status.states import FAILED, READY
+from serving.model_status.states import FAILED, READY, Event
 from serving.model_status.table import Entry
 from serving.settings.table import Settings
 from tests.model_lifecycle.test_recovery import FakeTriton
@@ -23,7 +23,7 @@ class Asked(Examples):
 
     def __init__(self, folder: Path, *errors: Exception | None, restarts: bool = False) -> None:
         manager = Manager(replace(Settings(), run_dir=folder, workers=1), FakeTriton())
-        manager.put(Entry("m", "m", "", "load", 0, READY))
+        manager.move(Entry("m", "m", "", "load", 0), Event.SERVE)
         super().__init__(manager, AtStart(manager))
         self.errors, self.restarts = list(errors), restarts
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from serving.host.processes import tree, used_by
+from serving.host.processes import memory_used_by, process_tree
 from serving.model_lifecycle.on_post import shortfall
 from serving.triton.connection import is_out_of_memory
 from tests.conformance.multi import OUT_OF_MEMORY as NATIVES
@@ -66,11 +66,11 @@ def parent() -> Iterator[int]:
 
 
 def test_add_the_memory_of_all_descendants(parent: int) -> None:
-    assert len(list(tree(parent))) == 2
-    assert 64 * MEGABYTE < used_by(parent) < 100 * MEGABYTE
+    assert len(list(process_tree(parent))) == 2
+    assert 64 * MEGABYTE < memory_used_by(parent) < 100 * MEGABYTE
 
 
 def test_count_no_memory_of_a_process_that_is_gone() -> None:
     process = subprocess.Popen([sys.executable, "-c", ""])
     process.wait()
-    assert used_by(process.pid) == 0
+    assert memory_used_by(process.pid) == 0

@@ -14,7 +14,7 @@ import pytest
 import requests
 
 from serving.host.machine import memory_limit
-from serving.host.processes import tree
+from serving.host.processes import process_tree
 from serving.repository.checks import PER_INSTANCE
 from tests.backends.onnx_models import arithmetic, write_model
 from tests.support.archives import Loader, make_archive, usage
@@ -137,7 +137,7 @@ class Container:
         (self.path(identifier) / "net/1/go").touch()
 
     def stubs(self) -> int:
-        return len(list(tree(self.server.pid("tritonserver")))) - 1
+        return len(list(process_tree(self.server.pid("tritonserver")))) - 1
 
 
 LOADED = {  # model_name -> (folder, Target-Model)

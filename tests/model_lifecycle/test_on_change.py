@@ -8,6 +8,7 @@ import pytest
 
 from serving.model_lifecycle.manager import Manager
 from serving.model_lifecycle.on_change import OnChange
+from serving.model_status.states import Event
 from serving.model_status.table import Entry
 from serving.settings.table import Settings
 from tests.model_lifecycle.test_recovery import FakeTriton
@@ -22,8 +23,9 @@ def test_remove_copies_a_while_after_no_model_is_served_from_them(tmp_path: Path
         (tmp_path / "copies" / name / "net").mkdir(parents=True)
     for name in ("served", "old"):
         os.utime(tmp_path / "copies" / name, (0, 0))
-    manager.put(Entry("net", "net", str(tmp_path / "copies/served/net"), "load", 0))
+    entry = Entry("net", "net", str(tmp_path / "copies/served/net"), "load", 0)
+    manager.move(entry, Event.SERVE)
     policy._remove_copies()
-    manager.remove("net")
+    manager.move(entry, Event.REMOVE)
     policy._remove_copies()
     assert {path.name for path in (tmp_path / "copies").iterdir()} == {"served", "new"}

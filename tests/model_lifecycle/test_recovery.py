@@ -78,9 +78,8 @@ class World:
             self.settings.status_file, "ready", {"tritonserver": ProcessStatus(self.server.pid, 1)}
         )
         self.manager = Manager(self.settings, self.triton)
-        self.manager.put(
-            *(Entry(name, name, "", "load", slot, READY) for slot, name in enumerate(NAMES))
-        )
+        for column, name in enumerate(NAMES):
+            self.manager.move(Entry(name, name, "", "load", column), Event.SERVE)
         self.recovery = Recovery(self.manager)
         self.recovery.watch(self.server.pid)
         self.recovery.step()
@@ -166,7 +165,8 @@ def test_ignore_a_crash_from_before_the_refusal_after_the_next_load(world: World
         world.die()
     began = time.monotonic()
     world.die()
-    world.manager.put(Entry("m", "m", "", "another load", 0, READY, began=time.monotonic()))
+    entry = Entry("m", "m", "", "another load", 0, began=time.monotonic())
+    world.manager.move(entry, Event.SERVE)
     world.die(began=began)
     assert world.state() == READY and world.deaths() == {"m": CRASHES_ALLOWED + 1}
 
@@ -206,7 +206,8 @@ def test_restart_tritonserver_after_many_reloads(world: World) -> None:
 
 
 def test_end_a_refusal_in_time_also_with_a_new_manager(world: World) -> None:
-    world.manager.put(Entry("m", "m", "", "load", 0, REFUSED, reason="it died", until=1.0))
+    entry = Entry("m", "m", "", "load", 0)
+    world.manager.update(entry, state=REFUSED, reason="it died", until=1.0)
     recovery = Recovery(Manager(world.settings, world.triton))
     world.recovery = recovery
     world.step_until(lambda: world.state() == READY, "it is served again")
@@ -229,7 +230,9 @@ def test_allow_a_load_after_an_unload_gave_up_but_no_second_load(tmp_path: Path)
     write_status(settings.status_file, "ready", {"tritonserver": ProcessStatus(2**22 + 1, 1)})
     triton = Emptied()
     manager = Manager(settings, triton)
-    manager.put(Entry("n", "n", "", "earlier", 0, UNLOADING, target="n"))
+    earlier = Entry("n", "n", "", "earlier", 0, target="n")
+    manager.move(earlier, Event.ADD)
+    manager.move(earlier, Event.UNLOAD)
     policy = OnPost(manager)
     policy.load("n", str(root / "a/model"), "n")
     assert (triton.unloads, triton.loads) == (["n"], ["n"])

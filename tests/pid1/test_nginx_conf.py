@@ -23,7 +23,7 @@ import requests
 from serving.host.machine import Machine
 from serving.pid1.nginx import FEWEST_REQUESTS, nginx
 from serving.settings.table import BODIES, Settings
-from tests.support.harness import PATIENCE, Asked, free_port, wait_until
+from tests.support.harness import PATIENCE, HttpCaller, free_port, wait_until
 from tests.support.started import ends_with, kill
 
 pytestmark = pytest.mark.unit
@@ -77,7 +77,7 @@ class Upstreams(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
     request_queue_size = 64
 
 
-class Edge(Asked):
+class Edge(HttpCaller):
     """A running nginx. `log` is its access log. `changes` are made to its configuration."""
 
     def __init__(

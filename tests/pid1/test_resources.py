@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from serving.pid1.resources import held, new_prefix
+from serving.pid1.resources import new_prefix, shared_memory_lock
 from tests.support.harness import ROOT
 from tests.support.started import ends_with, kill
 
@@ -17,8 +17,8 @@ FIRST, SECOND, THIRD = new_prefix(), new_prefix(), new_prefix()
 HOLD = """
 import sys
 from pathlib import Path
-from serving.pid1.resources import held
-with held(sys.argv[1], Path(sys.argv[2])):
+from serving.pid1.resources import shared_memory_lock
+with shared_memory_lock(sys.argv[1], Path(sys.argv[2])):
     Path(sys.argv[2], sys.argv[1] + "-region").touch()
     print("held", flush=True)
     sys.stdin.read()
@@ -68,7 +68,7 @@ def test_remove_nothing_while_another_program_holds_the_lock(name: str, tmp_path
     there = {name, "of-others", "serve-0-region"}
     for each in there:
         (tmp_path / each).touch()
-    with held(new_prefix(), tmp_path):
+    with shared_memory_lock(new_prefix(), tmp_path):
         assert names(tmp_path) > there
     assert names(tmp_path) == there
 
@@ -79,7 +79,7 @@ def test_remove_what_a_killed_serve_left_but_nothing_of_a_living_one(tmp_path: P
     kill(killed)
     theirs = {"of-others", f"lock-{SECOND}", f"{SECOND}-region"}
     assert names(tmp_path) == theirs | {f"lock-{FIRST}", f"{FIRST}-region"}
-    with held(THIRD, tmp_path):
+    with shared_memory_lock(THIRD, tmp_path):
         assert names(tmp_path) == theirs | {f"lock-{THIRD}"}
     assert names(tmp_path) == theirs
     living.communicate()
@@ -87,5 +87,5 @@ def test_remove_what_a_killed_serve_left_but_nothing_of_a_living_one(tmp_path: P
 
 
 def test_go_on_without_room_for_a_lock(tmp_path: Path) -> None:
-    with held(FIRST, tmp_path / "missing"):
+    with shared_memory_lock(FIRST, tmp_path / "missing"):
         pass

@@ -265,11 +265,11 @@ def test_ignore_time_in_which_the_container_was_paused() -> None:
             raise TimeoutError
 
     check = HealthCheck(("127.0.0.1", 1), "/", 5.0, send, lambda: now)
-    check.ask()
+    check.check_once()
     assert check.silence == 0, "it has not answered yet"
     is_paused = False
-    check.ask()
+    check.check_once()
     is_paused = True
-    check.ask()
-    check.ask()
+    check.check_once()
+    check.check_once()
     assert check.silence == 12

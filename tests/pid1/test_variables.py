@@ -8,8 +8,8 @@ import pytest
 
 from serving.host.machine import gpu_count
 from serving.pid1.processes import backend_options, triton
-from serving.pid1.resources import listening
-from serving.settings.explain import print_config, unknown_variables
+from serving.pid1.resources import listening_sockets
+from serving.settings.explain import config_text, warnings_of_unknown_variables
 from serving.settings.setting import SettingsError
 from serving.settings.table import TABLE, Settings
 from tests.pid1.test_serve import MACHINE, run, table
@@ -127,16 +127,16 @@ def test_name_values_that_contradict_each_other(
 
 
 def test_suggest_the_nearest_name_for_an_unknown_variable() -> None:
-    lines = unknown_variables(
+    lines = warnings_of_unknown_variables(
         ["SAGEMAKER_TRITON_THREADCOUNT", "SERVE_WORKER", "SAGEMAKER_REGION", "SERVER", "PORT"]
     )
     assert [(line.split()[0], line.split()[-1]) for line in lines] == [
         ("SAGEMAKER_TRITON_THREADCOUNT", "SAGEMAKER_TRITON_THREAD_COUNT?"),
         ("SERVE_WORKER", "SERVE_WORKERS?"),
     ]
-    (far,) = unknown_variables(["SERVE_QZX"])
+    (far,) = warnings_of_unknown_variables(["SERVE_QZX"])
     assert far.startswith("SERVE_QZX ") and "?" not in far
-    assert unknown_variables(name for row in TABLE for name in row.variables) == []
+    assert warnings_of_unknown_variables(name for row in TABLE for name in row.variables) == []
 
 
 def test_print_each_value_and_its_source_with_print_config() -> None:
@@ -147,7 +147,7 @@ def test_print_each_value_and_its_source_with_print_config() -> None:
         f"{NATIVE}THREAD_COUNT": "3",
         "SERVE_MANAGEMENT_SECRET": "X-Key=hidden",
     }
-    lines = print_config(Settings.from_env(environ, MACHINE), environ).splitlines()
+    lines = config_text(Settings.from_env(environ, MACHINE), environ).splitlines()
     assert len(lines) == len(TABLE)
     assert "SERVE_REQUEST_TIMEOUT=7  # variable MODEL_SERVER_TIMEOUT" in lines
     assert "SERVE_KSERVE=false  # derived from SERVE_KSERVE=auto" in lines
@@ -168,7 +168,7 @@ def test_start_nothing_with_print_config() -> None:
 
 def test_give_each_connection_to_one_worker_of_nginx() -> None:
     with (
-        listening(Settings(host="127.0.0.1", port=free_port())) as (listener,),
+        listening_sockets(Settings(host="127.0.0.1", port=free_port())) as (listener,),
         pytest.raises(BlockingIOError),
     ):
         listener.accept()

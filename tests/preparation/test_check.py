@@ -42,7 +42,8 @@ def repository(tmp_path: Path) -> Path:
 
 def findings(repository: Path, *models: str) -> list[str]:
     names = models or tuple(sorted(path.name for path in repository.iterdir()))
-    return list(check_models(Settings(), {name: repository / name for name in names}))
+    folders = {name: repository / name for name in names}
+    return [f"{name}: {mistake}" for name, mistake in check_models(Settings(), folders)]
 
 
 def change(file: Path, old: str, new: str) -> None:

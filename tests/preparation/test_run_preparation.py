@@ -20,10 +20,7 @@ def of(folder: Path) -> Settings:
 
 @pytest.mark.parametrize(
     ("run", "what"),
-    [
-        (run_preparation.survey, "the survey"),
-        (lambda settings: run_preparation.mistakes(settings, ["net"]), "the check"),
-    ],
+    [(run_preparation.survey, "the survey"), (run_preparation.mistakes, "the check")],
 )
 def test_end_a_process_that_takes_too_long(
     tmp_path: Path, run: Callable[[Settings], object], what: str
@@ -34,9 +31,10 @@ def test_end_a_process_that_takes_too_long(
 
 def test_return_the_survey_and_each_mistake_of_the_check(tmp_path: Path) -> None:
     write(tmp_path / "net", WHOLE)
-    (tmp_path / "net/client.py").write_text("raise RuntimeError('no client')\n")
+    code = "print('made')\nraise RuntimeError('no client')\n"
+    (tmp_path / "net/client.py").write_text(code)
     assert run_preparation.survey(of(tmp_path)).models == ["net"]
-    (line,) = run_preparation.mistakes(of(tmp_path), ["net"])
+    (line,) = run_preparation.mistakes(of(tmp_path))
     assert line.startswith("net: client.py: the client cannot be made: RuntimeError: no client")
 
 

@@ -132,6 +132,7 @@ def test_read_no_fifo_in_a_client(tmp_path: Path) -> None:
         "dynamic_batching { priority_levels: 1000000000000 }",
         'sequence_batching { state { input_name: "s" dims: [65536, 65536] } }',
         'input { name: "large" dims: [3, 65536, 65536] }',
+        "input { dims: [3, 65536, 65536] }",
         'output { name: "large" dims: [-1, 65536, 65536] }',
         warmup("zero_data: true", dims="1048576, 1048576"),
         warmup("zero_data: true", dims="1048576", batch=1048576),

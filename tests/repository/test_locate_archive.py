@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from serving.errors import ConfigError, InvalidRequest
-from serving.preparation.survey import served
+from serving.preparation.survey import choose_models
 from serving.repository.layout import LayoutError
 from serving.repository.locate_archive import locate
 from serving.repository.paths import check_entries, with_sources
@@ -97,13 +97,13 @@ def test_suggest_an_mv_that_makes_a_loadable_archive(
     assert command
     subprocess.run(command[0], shell=True, check=True)
     assert {part.name for part in locate(url, tmp_path).parts} > {"part"}
-    assert set(served([Path(url)]).models) > {"part"}
+    assert set(choose_models([Path(url)]).models) > {"part"}
 
 
 def survey_mistakes(repository: Path) -> Sequence[str]:
     """Return the mistakes that a start or a check reports for the folder."""
     with pytest.raises(LayoutError) as caught:
-        served([repository])
+        choose_models([repository])
     return caught.value.mistakes
 
 

@@ -5,8 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from serving.preparation.survey import Served, served
-from serving.repository.layout import BUILT_IN_MODELS, LayoutError, final_folders, holds_models
+from serving.preparation.survey import Chosen, choose_models
+from serving.repository.layout import (
+    BUILT_IN_MODELS,
+    LayoutError,
+    final_folders,
+    is_meant_for_models,
+)
 from serving.repository.model_config import parse_config, parts_of
 from serving.settings.table import AUTO
 from tests.pid1.test_serve import run
@@ -48,14 +53,14 @@ def repository(tmp_path: Path) -> Path:
     return tmp_path / "models"
 
 
-def loaded(result: Served) -> tuple[str, ...]:
+def loaded(result: Chosen) -> tuple[str, ...]:
     return tuple(result.models)
 
 
 def mistake(*folders: Path, default: str = "", load: tuple[str, ...] = ()) -> str:
     """Return the first line of the error with which a start with these settings ends."""
     with pytest.raises(LayoutError) as caught:
-        served(folders, default, load)
+        choose_models(folders, default, load)
     return caught.value.mistakes[0]
 
 
@@ -69,7 +74,7 @@ def test_load_the_parts_of_an_ensemble_at_any_depth(repository: Path) -> None:
             repository, name, f'ensemble_scheduling {{ step [ {{ model_name: "{part}" }} ] }}'
         )
     make_model(repository, "scale")
-    assert loaded(served([repository], "outer")) == ("outer", "inner", "scale")
+    assert loaded(choose_models([repository], "outer")) == ("outer", "inner", "scale")
 
 
 def test_read_the_parts_from_the_configuration_of_this_machine(repository: Path) -> None:
@@ -78,14 +83,14 @@ def test_read_the_parts_from_the_configuration_of_this_machine(repository: Path)
     (repository / "ensemble/configs/cpu.pbtxt").write_text(
         'ensemble_scheduling { step [ { model_name: "b" } ] }'
     )
-    assert loaded(served([repository], "ensemble", device="cpu")) == ("ensemble", "b")
-    assert loaded(served([repository], "ensemble")) == ("ensemble", "a")
+    assert loaded(choose_models([repository], "ensemble", device="cpu")) == ("ensemble", "b")
+    assert loaded(choose_models([repository], "ensemble")) == ("ensemble", "a")
 
 
 def test_choose_models_by_name_besides_the_default(repository: Path) -> None:
     make_model(repository, "c")
-    assert loaded(served([repository], "b", ["c"])) == ("c", "b")
-    assert loaded(served([repository], "", ["c", "a"])) == ("c", "a")
+    assert loaded(choose_models([repository], "b", ["c"])) == ("c", "b")
+    assert loaded(choose_models([repository], "", ["c", "a"])) == ("c", "a")
 
 
 def test_skip_comments_and_name_each_part_once() -> None:
@@ -100,7 +105,7 @@ def test_skip_comments_and_name_each_part_once() -> None:
 def test_enter_a_single_folder_around_the_models_and_log_it(
     tmp_path: Path, repository: Path
 ) -> None:
-    result = served([tmp_path])
+    result = choose_models([tmp_path])
     assert (result.folders, loaded(result)) == ((repository,), ("a", "b"))
     assert names(*result.warnings, tmp_path, "'models'")
 
@@ -108,7 +113,7 @@ def test_enter_a_single_folder_around_the_models_and_log_it(
 def test_ignore_folders_that_are_not_models(repository: Path) -> None:
     for name in ("code", ".git", "__MACOSX"):
         (repository / name / "deep").mkdir(parents=True)
-    result = served([repository])
+    result = choose_models([repository])
     assert loaded(result) == ("a", "b")
     assert names(*result.warnings, repository / "code")
 
@@ -149,10 +154,10 @@ def test_refuse_to_load_a_model_without_a_version(repository: Path) -> None:
     (repository / "b/1").rmdir()
     (repository / "b/model.onnx").touch()
     assert names(mistake(repository), "'b'", "model.onnx")
-    assert loaded(served([repository], "a")) == ("a",)
+    assert loaded(choose_models([repository], "a")) == ("a",)
     (repository / "a/1").rmdir()
     with pytest.raises(LayoutError) as caught:
-        served([repository])
+        choose_models([repository])
     assert [line.split("'")[1] for line in caught.value.mistakes[:2]] == ["a", "b"]
 
 
@@ -174,14 +179,14 @@ def test_prefer_an_incomplete_repository_of_the_user_to_our_models(
     of the user's."""
     (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / name).touch()
-    assert holds_models(tmp_path)
+    assert is_meant_for_models(tmp_path)
     assert final_folders([AUTO], tmp_path) == (tmp_path,)
 
 
 def test_ignore_other_files_and_use_a_named_repository(tmp_path: Path) -> None:
     (tmp_path / "code").mkdir()
     (tmp_path / "code/inference.py").touch()
-    assert not holds_models(tmp_path)
+    assert not is_meant_for_models(tmp_path)
     for folder in (tmp_path, tmp_path / "absent"):
         assert final_folders([AUTO], folder) == (BUILT_IN_MODELS,)
         assert final_folders([tmp_path / "named", AUTO], folder) == (
@@ -197,4 +202,6 @@ def test_stop_the_start_naming_the_line_of_a_broken_configuration(repository: Pa
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.count(f"{repository}/a/config.pbtxt") == 1
     assert f"{repository}/b/1 has no model.py" in done.stderr, "other mistakes are named too"
-    assert loaded(served([repository], "b")) == ("b",), "a model that is not loaded is not read"
+    assert loaded(choose_models([repository], "b")) == ("b",), (
+        "a model that is not loaded is not read"
+    )

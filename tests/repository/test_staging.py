@@ -18,7 +18,7 @@ from serving.repository.cpu_engine import (
     Processor,
     choice_lines,
     choose,
-    fitted,
+    served_config,
     this_processor,
 )
 from serving.repository.model_config import Unreadable, parse_config, read_config, read_file
@@ -182,7 +182,7 @@ SETTINGS = {"SERVE_DEVICE": "cpu"}
 
 
 def fit(model: Path, processor: Processor = CASCADE_LAKE, **more: str) -> tuple[Any, Choice | None]:
-    return fitted(model, Settings.from_env(SETTINGS | more), processor)
+    return served_config(model, Settings.from_env(SETTINGS | more), processor)
 
 
 def parameter(value: str, name: str = "cpu_engine") -> str:

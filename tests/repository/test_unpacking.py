@@ -9,7 +9,7 @@ import pytest
 from serving.errors import LoadFailed
 from serving.repository.cache import Cache
 from serving.repository.source import FolderSource, Found
-from serving.repository.unpacking import BadArchive, _bounded, unpack
+from serving.repository.unpacking import BadArchive, _checked_entries, unpack
 
 pytestmark = pytest.mark.unit
 
@@ -35,7 +35,7 @@ def test_refuse_more_files_than_allowed(tmp_path: Path) -> None:
         tarfile.open(make_tar(tmp_path / "a.tar.gz", one=1, two=2)) as tar,
         pytest.raises(ValueError, match="more than 1 files"),
     ):
-        list(_bounded(tar, tmp_path, int, most=1))
+        list(_checked_entries(tar, tmp_path, int, most=1))
 
 
 def test_refuse_a_file_that_is_larger_than_the_disk(tmp_path: Path) -> None:

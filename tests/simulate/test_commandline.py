@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import urllib3
 
-from simulate.__main__ import parser
+from simulate.__main__ import build_parser
 from simulate.container import Launch, connection_in, image_command
 from tests.simulate.command import Command
 from tests.simulate.simulation import MISBEHAVING, client_of, make_tar
@@ -71,7 +71,7 @@ def test_name_wrong_arguments_and_exit_with_2(
     arguments: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as caught:
-        parser().parse_args(arguments)
+        build_parser().parse_args(arguments)
     assert caught.value.code == 2
     assert arguments[0] in capsys.readouterr().err.splitlines()[-1]
 

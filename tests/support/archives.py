@@ -13,7 +13,7 @@ import psutil
 import requests
 
 from serving.host.machine import memory_limit
-from serving.host.processes import used_by
+from serving.host.processes import memory_used_by
 from tests.support.harness import PATIENCE
 
 MODEL = '''
@@ -42,12 +42,13 @@ TRITON = 60 * 2**20  # bytes that Triton uses, and that `serve` reserves for a l
 
 
 def files_of(number: int) -> dict[str, str]:
+    """Return the files of a model that multiplies by `number`, as {path: text}."""
     code = MODEL.replace("FACTOR", str(float(number)))
     return {"multiply/config.pbtxt": CONFIG, "multiply/1/model.py": code}
 
 
 def make_archive(root: Path, number: int) -> None:
-    """Write the archive of that model in the unpacked form in which the platform provides it."""
+    """Write the files of the model `number`, unpacked as the platform provides an archive."""
     for name, text in files_of(number).items():
         path = root / f"id{number}/model" / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -55,7 +56,7 @@ def make_archive(root: Path, number: int) -> None:
 
 
 def share_for(models: int) -> float:
-    """Return the SERVE_MODEL_MEMORY_SHARE with room for about that many models."""
+    """Return the SERVE_MODEL_MEMORY_SHARE with room for about `models` models."""
     return (TRITON + models * PER_MODEL) / memory_limit()
 
 
@@ -63,32 +64,33 @@ class Loader:
     """Loads and unloads archives below `root` in the container at `url`."""
 
     def __init__(self, url: str, root: Path) -> None:
-        self.url, self.root = url, root
+        self.url = url
+        self.root = root
 
     def invoke(self, number: int, x: float) -> requests.Response:
         tensor = {"name": "x", "shape": [1, 1], "datatype": "FP32", "data": [x]}
-        return self._ask("POST", f"/models/m{number}/invoke", number, {"inputs": [tensor]})
+        return self._send("POST", f"/models/m{number}/invoke", number, {"inputs": [tensor]})
 
     def load(self, number: int) -> requests.Response:
         document = {"model_name": f"m{number}", "url": str(self.root / f"id{number}/model")}
-        return self._ask("POST", "/models", number, document)
+        return self._send("POST", "/models", number, document)
 
     def unload(self, number: int) -> requests.Response:
-        return self._ask("DELETE", f"/models/m{number}", number)
+        return self._send("DELETE", f"/models/m{number}", number)
 
     def cycle(self, numbers: Sequence[int]) -> None:
         """Load, call and unload each model, three at a time."""
         with ThreadPoolExecutor(3) as threads:
-            list(threads.map(self._one, numbers))
+            list(threads.map(self._load_call_unload, numbers))
 
-    def _one(self, number: int) -> None:
+    def _load_call_unload(self, number: int) -> None:
         loaded = self.load(number)
         assert loaded.status_code == 200, loaded.text
         assert self.invoke(number, 2.0).json()["outputs"][0]["data"] == [2.0 * number]
         unloaded = self.unload(number)
         assert unloaded.status_code == 200, unloaded.text
 
-    def _ask(
+    def _send(
         self, method: str, path: str, number: int, document: object = None
     ) -> requests.Response:
         headers = {"X-Amzn-SageMaker-Target-Model": f"multiply-{number}.tar.gz"}
@@ -117,44 +119,46 @@ def usage(pid: int, run_dir: Path) -> Usage:
     be removed, while this looks at them."""
     first = psutil.Process(pid)
     processes = [first, *first.children(recursive=True)]
-    shared = {path for each in processes for path in _shared(each)}
+    shared: set[Path] = set()
+    for process in processes:
+        shared.update(_shared_files(process))
     return Usage(
-        memory=used_by(pid),
+        memory=memory_used_by(pid),
         processes=len(processes),
         threads=_sum(psutil.Process.num_threads, processes),
         descriptors=_sum(psutil.Process.num_fds, processes),
-        files=len(_below(run_dir / "models")) + len(shared),
-        shared=_sum(_blocks, shared),
-        unpacked=_sum(_blocks, _below(run_dir / "unpacked")),
+        files=len(_paths_below(run_dir / "models")) + len(shared),
+        shared=_sum(_bytes_on_disk, shared),
+        unpacked=_sum(_bytes_on_disk, _paths_below(run_dir / "unpacked")),
     )
 
 
 def _sum(measure: Callable[[Any], int], things: Iterable[Any]) -> int:
     """Return the sum of a measure of things, without those that no longer exist."""
     total = 0
-    for each in things:
+    for thing in things:
         with suppress(psutil.NoSuchProcess, FileNotFoundError):
-            total += measure(each)
+            total += measure(thing)
     return total
 
 
-def _blocks(file: Path) -> int:
+def _bytes_on_disk(file: Path) -> int:
     return file.stat().st_blocks * 512
 
 
-def _below(folder: Path) -> list[Path]:
+def _paths_below(folder: Path) -> list[Path]:
     """Return all files and folders. Unlike rglob, os.walk ignores folders that are removed
     meanwhile."""
-    return [
-        Path(path, name) for path, folders, files in os.walk(folder) for name in folders + files
-    ]
+    paths = []
+    for path, folders, files in os.walk(folder):
+        paths += [Path(path, name) for name in folders + files]
+    return paths
 
 
-def _shared(process: psutil.Process) -> list[Path]:
+def _shared_files(process: psutil.Process) -> list[Path]:
     """Return the files of shared memory that a process maps."""
     try:
-        return [
-            Path(each.path) for each in process.memory_maps() if each.path.startswith("/dev/shm/")
-        ]
+        paths = [region.path for region in process.memory_maps()]
     except psutil.Error:
         return []
+    return [Path(path) for path in paths if path.startswith("/dev/shm/")]

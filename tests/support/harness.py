@@ -53,7 +53,7 @@ BUNDLED = ("bert", "efficientnet", "resnet", "yolov4_tiny", "yolov5")
 # If the processor has BF16, `auto` chooses OpenVINO, whose answers differ from ONNX Runtime's by a
 # few thousandths.
 FP32 = {"SERVE_CPU_ENGINE": "onnxruntime"}
-LARGE = 2**20  # files of at least this many bytes are linked, not copied
+LARGE = 2**20  # larger files, in bytes, are linked instead of copied
 PATIENCE = 120.0  # seconds; even on a slow machine, what has not happened by then never will
 LONGEST_PAUSE = 0.1  # seconds
 _PORTS = PortPicker(range(10000, 12000))
@@ -66,12 +66,14 @@ def free_port() -> int:
 
 
 def encoded(image: Image.Image, format: str = "PNG", **options: Any) -> bytes:
+    """Return the image as the content of a file. `options` are Pillow's."""
     buffer = io.BytesIO()
     image.save(buffer, format, **options)
     return buffer.getvalue()
 
 
 def npy(array: Any, **options: Any) -> bytes:
+    """Return the array as the content of a .npy file. `options` are those of np.save."""
     buffer = io.BytesIO()
     np.save(buffer, array, **options)
     return buffer.getvalue()
@@ -93,7 +95,8 @@ def expect_error(reply: Any, status: int, code: str, *names: str) -> None:
     assert body["code"] == code
     assert body["request_id"] == reply.headers["X-Request-Id"] != ""
     assert "Traceback" not in body["error"]
-    assert not [name for name in names if name not in body["error"]], body["error"]
+    missing = [name for name in names if name not in body["error"]]
+    assert not missing, body["error"]
 
 
 def b64(data: bytes) -> dict[str, str]:
@@ -104,6 +107,8 @@ def b64(data: bytes) -> dict[str, str]:
 def png_that_claims(width: int, height: int) -> bytes:
     """Return a PNG of one pixel whose header, with a valid checksum, claims another size."""
     data = bytearray(encoded(Image.new("L", (1, 1))))
+    # after the signature (8 bytes) and the length of IHDR (4): its name (4), its 13 bytes of data,
+    # which begin with width and height, and the checksum of name and data (4)
     data[16:24] = width.to_bytes(4, "big") + height.to_bytes(4, "big")
     data[29:33] = zlib.crc32(data[12:29]).to_bytes(4, "big")
     return bytes(data)
@@ -121,15 +126,14 @@ def wait_until(
     deadline = time.monotonic() + seconds
     while not (value := condition()):
         if time.monotonic() > deadline:
-            raise AssertionError(
-                f"not within {seconds} s: {what if isinstance(what, str) else what()}"
-            )
+            text = what if isinstance(what, str) else what()
+            raise AssertionError(f"not within {seconds} s: {text}")
         time.sleep(pause)
         pause = max(pause, min(1.2 * pause, LONGEST_PAUSE))
     return value
 
 
-class Asked:
+class HttpCaller:
     """Sends requests to `url`."""
 
     url: str
@@ -144,7 +148,7 @@ class Asked:
         return requests.request(method, self.url + path, timeout=PATIENCE, **request)
 
 
-class Server(Asked):
+class Server(HttpCaller):
     """Runs one `serve` with its processes. `log` is the file that contains its output. `prefix` is
     a command that runs first and then becomes `serve` (exec)."""
 
@@ -153,9 +157,12 @@ class Server(Asked):
     def __init__(self, folder: Path, repository: Path, **variables: str) -> None:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
-        self.log, self.run_dir = folder / "serve.log", folder / "run"
+        self.log = folder / "serve.log"
+        self.run_dir = folder / "run"
         inherited = {
-            k: v for k, v in os.environ.items() if not k.startswith(("SERVE_", "SAGEMAKER_"))
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(("SERVE_", "SAGEMAKER_"))
         }
         ours = {
             "PORT": str(self.port),
@@ -190,16 +197,16 @@ class Server(Asked):
         return self
 
     def ping(self) -> int:
-        """Return the status of /ping, or 0 if there is no answer. Tests poll it, so it does not use
-        `requests`, which is slower."""
-        asked = HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE)
+        """Return the status of /ping, or 0 if there is no answer. `requests` would be too slow for
+        tests that poll."""
+        connection = HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE)
         try:
-            asked.request("GET", "/ping")
-            return asked.getresponse().status
+            connection.request("GET", "/ping")
+            return connection.getresponse().status
         except (OSError, HTTPException):
             return 0
         finally:
-            asked.close()
+            connection.close()
 
     def output(self) -> str:
         """Return the complete lines of the server's output."""
@@ -209,15 +216,14 @@ class Server(Asked):
     def entries(self, process: str = "", **wanted: Any) -> list[dict[str, Any]]:
         """Return the log entries of one process, or of all processes, that have these values."""
         logged = [json.loads(line) for line in self.output().splitlines() if line.startswith('{"')]
-        wanted |= {"process": process} if process else {}
+        if process:
+            wanted["process"] = process
         return [entry for entry in logged if wanted.items() <= entry.items()]
 
     def says(self, *words: str, process: str = "serve") -> bool:
         """Return whether the log contains a message of the process with all of the words."""
-        return any(
-            all(word in entry.get("message", "") for word in words)
-            for entry in self.entries(process)
-        )
+        messages = [entry.get("message", "") for entry in self.entries(process)]
+        return any(all(word in message for word in words) for message in messages)
 
     def expect_message(self, *words: str, process: str = "serve") -> None:
         """Wait until the log contains such a message, which may be written after the reply to which
@@ -240,12 +246,12 @@ class Server(Asked):
 
     def workers(self, file: str = "gunicorn.sock") -> list[int]:
         """Return the pids of gunicorn's workers that accept connections only on this socket."""
-        found = []
+        pids = []
         for child in psutil.Process(self.pid("gunicorn")).children():
             paths = {str(sock.laddr) for sock in child.net_connections("unix") if sock.laddr}
             if paths == {str(self.run_dir / file)}:
-                found.append(child.pid)
-        return found
+                pids.append(child.pid)
+        return pids
 
     def replace(self, name: str, number: int = signal.SIGKILL) -> int:
         """Kill a process, and wait until the supervisor has started another one. Return the pid of
@@ -270,7 +276,8 @@ class Server(Asked):
         finally:
             self.process.send_signal(signal.SIGCONT)
 
-    def in_work(self) -> int:
+    def in_flight(self) -> int:
+        """Return the number of requests in flight, according to the metrics."""
         (count,) = re.findall(r"^serve_in_flight (\S+)$", self.scrape().text, re.MULTILINE)
         return int(float(count))
 
@@ -373,9 +380,10 @@ def has_variable(entry: Path, marker: bytes) -> bool:
 
 
 def memory(pid: int, field: str) -> int:
-    """Return a field of /proc/PID/status in MB."""
+    """Return a field of /proc/PID/status, which is in kB there, in MB."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    return int(next(line.split()[1] for line in lines if line.startswith(field))) // 1024
+    line = next(line for line in lines if line.startswith(field))
+    return int(line.split()[1]) // 1024
 
 
 def config_for_cpu(model: Path) -> str:
@@ -390,9 +398,11 @@ def link_model(source: Path, repository: Path) -> None:
         if file.is_file():
             target = repository / source.name / file.relative_to(source)
             target.parent.mkdir(parents=True, exist_ok=True)
-            same = file.stat().st_dev == repository.stat().st_dev
-            is_large = file.stat().st_size > LARGE
-            os.link(file, target) if same and is_large else shutil.copy2(file, target)
+            is_same_file_system = file.stat().st_dev == repository.stat().st_dev
+            if is_same_file_system and file.stat().st_size > LARGE:
+                os.link(file, target)
+            else:
+                shutil.copy2(file, target)
 
 
 def parsed(text: str) -> onnx.ModelProto:
@@ -406,7 +416,7 @@ def save_graph(text: str, path: Path) -> Path:
     return path
 
 
-def _config(folder: Path, text: str) -> None:
+def _write_config(folder: Path, text: str) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.pbtxt").write_text(text)
 
@@ -423,16 +433,12 @@ def identity_graph(datatypes: Iterable[str]) -> str:
 def make_identity(repository: Path, datatypes: Iterable[str] = IDENTITY_VALUES) -> None:
     """Make `identity`, which has one input and one output of each datatype, [batch, n]."""
     save_graph(identity_graph(datatypes), repository / "identity/1/model.onnx")
-    tensors = "".join(
-        f'{way}put {{ name: "{way}_{name}" data_type: '
-        f"TYPE_{name.replace('BYTES', 'STRING')} dims: [-1] }}\n"
-        for name in datatypes
-        for way in ("in", "out")
-    )
-    _config(
-        repository / "identity",
-        f'platform: "onnxruntime_onnx"\nmax_batch_size: 8\n{tensors}{ONE_INSTANCE}',
-    )
+    config = 'platform: "onnxruntime_onnx"\nmax_batch_size: 8\n'
+    for name in datatypes:
+        kind = f"TYPE_{name.replace('BYTES', 'STRING')}"
+        config += f'input {{ name: "in_{name}" data_type: {kind} dims: [-1] }}\n'
+        config += f'output {{ name: "out_{name}" data_type: {kind} dims: [-1] }}\n'
+    _write_config(repository / "identity", config + ONE_INSTANCE)
 
 
 ONE_INSTANCE = "instance_group { count: 1 kind: KIND_CPU }\n"
@@ -445,11 +451,11 @@ def make_scale(repository: Path, loaded: str = "latest { num_versions: 1 }") -> 
         graph = f"""scale (float[batch, n] x) => (float[batch, n] y)
             <float k = {{{factor}}}> {{ y = Mul (x, k) }}"""
         save_graph(graph, repository / "scale" / version / "model.onnx")
-    _config(
+    _write_config(
         repository / "scale",
         'platform: "onnxruntime_onnx"\nmax_batch_size: 8\n'
-        'input { name: "x" data_type: TYPE_FP32 dims: [-1] }\noutput { name: "y" data_type: '
-        "TYPE_FP32 dims: [-1] }\n"
+        'input { name: "x" data_type: TYPE_FP32 dims: [-1] }\n'
+        'output { name: "y" data_type: TYPE_FP32 dims: [-1] }\n'
         f"version_policy {{ {loaded} }}\n{ONE_INSTANCE}",
     )
 
@@ -500,6 +506,7 @@ class TritonPythonModel:
         return pb_utils.InferenceResponse([pb_utils.Tensor("y", x)])
 '''
 
+# the code of a client whose instances are numbers; replace INPUT and PREDICTION
 NUMBER_CLIENT = """
 import numpy as np
 
@@ -512,7 +519,7 @@ class Client(ModelClient):
     example = b"1"
 
     def prepare(self, instances, parameters):
-        return {"INPUT": np.array([[each] for each in instances], dtype=np.float32)}
+        return {"INPUT": np.array([[number] for number in instances], dtype=np.float32)}
 
     def postprocess(self, outputs, inputs, instances, parameters):
         return [PREDICTION for n in range(len(instances))]

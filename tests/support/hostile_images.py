@@ -11,26 +11,29 @@ from tests.support.harness import encoded
 
 PIXELS = 9_000_000  # the limit for which the images are made: 72 MB
 SIDE = 3000
+START_OF_SCAN = b"\xff\xda"  # in a JPEG
+END_OF_IMAGE = b"\xff\xd9"
 Maker = Callable[[], bytes]
+# number, type, number of values, and the value or the position of the values
+Tag = tuple[int, int, int, int]
 
 
 def chunk(kind: bytes, content: bytes) -> bytes:
-    return (
-        struct.pack(">I", len(content))
-        + kind
-        + content
-        + struct.pack(">I", zlib.crc32(kind + content))
-    )
+    """Return a chunk of a PNG."""
+    length = struct.pack(">I", len(content))
+    checksum = struct.pack(">I", zlib.crc32(kind + content))
+    return length + kind + content + checksum
 
 
 def png(
     colour: int, row: int, between: bytes = b"", depth: int = 8, side: int = SIDE, height: int = 0
 ) -> bytes:
-    """Return a PNG of zeros, `side` pixels wide. `row` is the number of bytes in a line. If
-    `height` is 0, the image is square."""
+    """Return a PNG of zeros, `side` pixels wide, with the chunks `between` before its pixels.
+    `colour` is PNG's colour type, and `row` is the number of bytes in a line. If `height` is 0, the
+    image is square."""
     height = height or side
     header = struct.pack(">IIBBBBB", side, height, depth, colour, 0, 0, 0)
-    pixels = zlib.compress(bytes((1 + row) * height))
+    pixels = zlib.compress(bytes((1 + row) * height))  # a line begins with the number of its filter
     return (
         b"\x89PNG\r\n\x1a\n"
         + chunk(b"IHDR", header)
@@ -41,36 +44,45 @@ def png(
 
 
 def jpeg_with(segments: bytes) -> bytes:
+    """Return a JPEG with these segments after its first marker."""
     plain = encoded(Image.new("RGB", (8, 8)), "JPEG")
     return plain[:2] + segments + plain[2:]
 
 
 def jpeg_of_scans(count: int) -> bytes:
+    """Return a progressive JPEG whose last scan is repeated `count` times."""
     plain = encoded(Image.new("RGB", (SIDE // 2, SIDE // 2)), "JPEG", progressive=True)
-    return plain[:-2] + plain[plain.rfind(b"\xff\xda") : -2] * count + plain[-2:]
+    last_scan = plain[plain.rfind(START_OF_SCAN) : -2]
+    return plain[:-2] + last_scan * count + END_OF_IMAGE
 
 
 def run_length_bmp() -> bytes:
-    lines = b"\0\2\0\xff" * SIDE
+    lines = b"\0\2\0\xff" * SIDE  # each moves by 0 columns and 255 lines
     header = struct.pack("<IiiHHIIiiII", 40, SIDE, SIDE, 1, 8, 1, len(lines), 1, 1, 256, 0)
-    return (
-        b"BM" + struct.pack("<IHHI", 1078 + len(lines), 0, 0, 1078) + header + bytes(1024) + lines
-    )
+    palette = bytes(1024)
+    start = 14 + len(header) + len(palette)  # of the lines
+    return b"BM" + struct.pack("<IHHI", start + len(lines), 0, 0, start) + header + palette + lines
 
 
-def tiff(tags: list[tuple[int, int, int, int]], behind: bytes = b"", directories: int = 1) -> bytes:
-    """Return a little-endian TIFF in which each directory leads to the next."""
-    size = 2 + 12 * len(tags) + 4
+def tiff(tags: list[Tag], behind: bytes = b"", directories: int = 1) -> bytes:
+    """Return a little-endian TIFF in which each directory leads to the next, and the last one is
+    followed by the bytes `behind`."""
     entries = struct.pack("<H", len(tags)) + b"".join(struct.pack("<HHII", *tag) for tag in tags)
-    starts = [8 + size * at for at in range(1, directories)] + [0]
-    return (
-        b"II*\0"
-        + struct.pack("<I", 8)
-        + b"".join(entries + struct.pack("<I", at) for at in starts)
-        + behind
-    )
+    size = len(entries) + 4
+    next_starts = [8 + size * index for index in range(1, directories)] + [0]
+    chain = b"".join(entries + struct.pack("<I", start) for start in next_starts)
+    return b"II*\0" + struct.pack("<I", 8) + chain + behind
 
 
+def after_directory(count: int) -> int:
+    """Return the position of the bytes after a TIFF's only directory, which has `count` tags."""
+    return 8 + 2 + 12 * count + 4
+
+
+# Tags: 256 width, 257 height, 258 bits, 259 compression, 262 kind of colours, 273 positions of the
+# strips, 274 orientation, 277 values of a pixel, 278 lines of a strip, 279 sizes of the strips, 322
+# width of a tile, 323 height of a tile, 324 positions of the tiles, 325 sizes of the tiles
+# Types: 1 byte, 3 16 bits, 4 32 bits, 5 fraction, 17 and 18 64 bits
 SMALL = [
     (256, 3, 1, 8),
     (257, 3, 1, 8),
@@ -82,8 +94,8 @@ SMALL = [
 ]
 
 
-def tiff_of_a_huge_tile(kind: int = 4, *more: tuple[int, int, int, int]) -> bytes:
-    """Return a TIFF whose tile has sizes of this type, followed by the tags `more`."""
+def tiff_of_a_huge_tile(kind: int = 4, *more: Tag) -> bytes:
+    """Return a TIFF whose tile has sizes of the type `kind`, followed by the tags `more`."""
     tile = zlib.compress(bytes(2**26))
     tags = [
         (256, 4, 1, 16),
@@ -92,53 +104,66 @@ def tiff_of_a_huge_tile(kind: int = 4, *more: tuple[int, int, int, int]) -> byte
         (259, 3, 1, 8),
         (262, 3, 1, 1),
         (277, 3, 1, 1),
+        (322, kind, 1, 2**13),
+        (323, kind, 1, 2**13),
+        *more,
     ]
-    start = 134 + 12 * len(more)
-    tile_tags = [(322, kind, 1, 2**13), (323, kind, 1, 2**13), *more]
-    return tiff([*tags, *tile_tags, (324, 4, 1, start), (325, 4, 1, len(tile))], tile)
+    start = after_directory(len(tags) + 2)
+    return tiff([*tags, (324, 4, 1, start), (325, 4, 1, len(tile))], tile)
 
 
 def tiff_of_many_strips() -> bytes:
     count = 3_000_000
-    tags = [(256, 4, 1, 1), (257, 4, 1, count), (258, 3, 1, 8), (259, 3, 1, 1), (262, 3, 1, 1)]
-    strip_tags = [(273, 4, count, 122), (277, 3, 1, 1), (278, 3, 1, 1), (279, 4, 1, 1)]
-    return tiff(tags + strip_tags, struct.pack("<I", 8) * count)
+    tags = [
+        (256, 4, 1, 1),
+        (257, 4, 1, count),
+        (258, 3, 1, 8),
+        (259, 3, 1, 1),
+        (262, 3, 1, 1),
+        (273, 4, count, after_directory(9)),
+        (277, 3, 1, 1),
+        (278, 3, 1, 1),
+        (279, 4, 1, 1),
+    ]
+    return tiff(tags, struct.pack("<I", 8) * count)
 
 
 def gif_of_many_blocks() -> bytes:
     plain = encoded(Image.new("P", (8, 8)), "GIF")
-    at = plain.index(b",\0\0\0\0")
-    return plain[:at] + b"!\xfe\x01a\0" * 100_000 + plain[at:]
+    start = plain.index(b",\0\0\0\0")  # of the image
+    comment = b"!\xfe\x01a\0"
+    return plain[:start] + comment * 100_000 + plain[start:]
 
 
 def ico() -> bytes:
     inside = png(6, 4 * SIDE)
-    return b"\0\0\1\0\1\0" + struct.pack("<BBBBHHII", 0, 0, 0, 0, 1, 32, len(inside), 22) + inside
+    header = b"\0\0\1\0\1\0"
+    entry = struct.pack("<BBBBHHII", 0, 0, 0, 0, 1, 32, len(inside), len(header) + 16)
+    return header + entry + inside
 
 
 def exif_of(kind: int, values: bytes) -> bytes:
-    """Return EXIF data whose orientation has many values of this type."""
+    """Return EXIF data, which are a TIFF, whose orientation has many values of the type `kind`."""
     count = len(values) // {3: 2, 5: 8}[kind]
-    entry = struct.pack("<HHII", 274, kind, count, 26)
-    return b"II*\0" + struct.pack("<IH", 8, 1) + entry + bytes(4) + values
+    return tiff([(274, kind, count, after_directory(1))], values)
 
 
 def jpeg_of_one_scan(**options: Any) -> bytes:
     """Return a JPEG that is cut off after its first scan."""
     whole = encoded(Image.new("RGB", (SIDE, SIDE)), "JPEG", subsampling=0, **options)
-    first = whole.index(b"\xff\xda")
-    second = whole.find(b"\xff\xda", first + 2)
-    return whole[: second if second > 0 else None] + b"\xff\xd9"
+    before, first_scan, *_ = whole.split(START_OF_SCAN)
+    return before + START_OF_SCAN + first_scan + END_OF_IMAGE
 
 
 def jpeg_of_one_component() -> bytes:
     """Return a JPEG whose only scan contains one of its three components."""
-    whole = jpeg_of_one_scan()
-    scan = whole.index(b"\xff\xda")
-    header = b"\xff\xda\0\x08\1" + whole[scan + 5 : scan + 7] + b"\0\x3f\0"
-    return whole[:scan] + header + bytes(1000) + b"\xff\xd9"
+    before, scan = jpeg_of_one_scan().split(START_OF_SCAN)
+    component = scan[3:5]  # the first of the three in the scan's header
+    header = START_OF_SCAN + b"\0\x08\1" + component + b"\0\x3f\0"
+    return before + header + bytes(1000) + END_OF_IMAGE
 
 
+# images that are refused, with a part of the message
 REFUSED: dict[str, tuple[Maker, str]] = {
     "a picture inside an ICO": (ico, "known format"),
     "PostScript": (lambda: b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "known format"),
@@ -217,6 +242,7 @@ REFUSED: dict[str, tuple[Maker, str]] = {
     ),
 }
 
+# images of as many bytes as the limit allows
 LARGEST: dict[str, Maker] = {
     "RGB": lambda: png(2, 3 * SIDE),
     "RGB with a transparent colour": lambda: png(2, 3 * SIDE, chunk(b"tRNS", bytes(6))),
@@ -249,6 +275,7 @@ LARGEST: dict[str, Maker] = {
 
 
 def turned(orientation: int = 6) -> Image.Exif:
+    """Return EXIF data with this orientation."""
     exif = Image.Exif()
     exif[0x0112] = orientation
     return exif

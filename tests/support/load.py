@@ -39,7 +39,7 @@ class Load(Threads):
     """Calls `request` from several threads, each time on a new connection, with `pause` seconds
     between two calls of a thread.
 
-    `answers` counts "STATUS code" of every reply; `refused` counts connections that were refused or
+    `answers` counts replies by status and code; `refused` counts connections that were refused or
     closed before the first byte of a reply; `cut` counts replies that ended too early.
     """
 
@@ -65,9 +65,10 @@ class Load(Threads):
                     self.cut += 1
                 continue
             with self._lock:
-                self.answers[_name(reply)] += 1
-            number += self.callers
+                self.answers[_status(reply)] += 1
+            number += self.callers  # so that no two calls have the same number
 
 
-def _name(reply: requests.Response) -> str:
+def _status(reply: requests.Response) -> str:
+    """Return "200", or the status of an error and its code."""
     return "200" if reply.status_code == 200 else f"{reply.status_code} {reply.json()['code']}"

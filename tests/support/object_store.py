@@ -26,7 +26,8 @@ AZURE_BLOB = (
 
 
 class Exchange(BaseHTTPRequestHandler):
-    """A request. The server's `fault` answers it, or returns False."""
+    """A request. The server's `fault` answers it and returns True, or returns False, so that moto
+    answers it."""
 
     protocol_version = "HTTP/1.1"
     server: "ObjectStore"
@@ -69,6 +70,9 @@ class Exchange(BaseHTTPRequestHandler):
 
 
 class ObjectStore(ThreadingHTTPServer):
+    """The proxy. `requests` are the requests that it got, and `environment` contains the variables
+    with which a client finds it. `released` ends the fault `hang`."""
+
     daemon_threads = True
 
     def __init__(self) -> None:
@@ -111,8 +115,9 @@ class ObjectStore(ThreadingHTTPServer):
         self.requests.clear()
 
     def gets(self) -> list[str]:
+        """Return the requests for the content of objects."""
         return [
-            each for each in self.requests if each.startswith("GET") and "list-type" not in each
+            line for line in self.requests if line.startswith("GET") and "list-type" not in line
         ]
 
     def list_as_azure(self, exchange: Exchange) -> bool:
@@ -122,7 +127,7 @@ class ObjectStore(ThreadingHTTPServer):
             return False
         prefix = query.get("prefix", [""])[0]
         listed = self.client.list_objects_v2(Bucket=BUCKET, Prefix=prefix)
-        blobs = [AZURE_BLOB.format(**each) for each in listed.get("Contents", [])]
+        blobs = [AZURE_BLOB.format(**entry) for entry in listed.get("Contents", [])]
         body = f"<EnumerationResults><Blobs>{''.join(blobs)}</Blobs></EnumerationResults>"
         exchange.reply(200, body.encode())
         return True
@@ -153,9 +158,10 @@ class ObjectStore(ThreadingHTTPServer):
 
     def cut_off(self, exchange: Exchange) -> bool:
         """Close the connection in the middle of an object."""
-        if exchange.is_object():
-            exchange.forward(0.5)
-        return exchange.is_object()
+        if not exchange.is_object():
+            return False
+        exchange.forward(0.5)
+        return True
 
 
 @contextmanager

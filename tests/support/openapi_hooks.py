@@ -13,4 +13,6 @@ def map_body(_context: object, body: Any) -> Any:
         return {key: map_body(None, value) for key, value in body.items()}
     if isinstance(body, list):
         return [map_body(None, value) for value in body]
-    return int(body) if isinstance(body, float) and body.is_integer() else body
+    if isinstance(body, float) and body.is_integer():
+        return int(body)
+    return body

@@ -18,9 +18,15 @@ MARKS = {"unit", "stack", "full"}  # pyproject.toml explains them
 # Files that run in one process, because they use the fixture `server` of tests/conftest.py, or
 # because moto's services take seconds to import.
 TOGETHER = {
-    f"tests/endpoint/test_{name}.py": "server"
-    for name in ("edge", "errors", "generated_client", "invocations")
-} | {f"tests/deploy/test_{name}.py": "moto" for name in ("config", "docs", "endpoint", "push")}
+    "tests/endpoint/test_edge.py": "server",
+    "tests/endpoint/test_errors.py": "server",
+    "tests/endpoint/test_generated_client.py": "server",
+    "tests/endpoint/test_invocations.py": "server",
+    "tests/deploy/test_config.py": "moto",
+    "tests/deploy/test_docs.py": "moto",
+    "tests/deploy/test_endpoint.py": "moto",
+    "tests/deploy/test_push.py": "moto",
+}
 
 # A shell in the background ignores SIGINT, and every program that the tests start would inherit
 # that.
@@ -83,18 +89,20 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     """Skip files that `-m MARK` leaves out without importing them, because some of them import
     torch (10 s)."""
     mark = config.option.markexpr
-    if mark in MARKS and collection_path.name.startswith("test_"):
-        return f"pytest.mark.{mark}" not in collection_path.read_text() or None
-    return None
+    if mark not in MARKS or not collection_path.name.startswith("test_"):
+        return None
+    if f"pytest.mark.{mark}" in collection_path.read_text():
+        return None  # let other plugins decide
+    return True
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    wrong = [
-        item.nodeid
-        for item in items
-        if len({mark.name for mark in item.iter_markers()} & MARKS) != 1
-    ]
+    wrong = []
+    for item in items:
+        names = {mark.name for mark in item.iter_markers()}
+        if len(names & MARKS) != 1:
+            wrong.append(item.nodeid)
     if wrong:
         raise pytest.UsageError(
             f"each test has one of the marks {sorted(MARKS)}, but not {', '.join(wrong)}"

@@ -29,15 +29,17 @@ AWS, GPU, FILES = "needs AWS", "needs a GPU", "needs files of yours"
 NEEDS = (AWS, GPU, "needs AWS and a GPU", FILES)
 EXECUTED_BY = "executed by "
 OUTPUTS = ("json", "text")
-CUT = "…"
+CUT = "…"  # stands for the rest of a list in an output that a page shows
+# a heading, or a fenced block, with the comment or the name of a file above it
 _PARTS = re.compile(
     r"^(?:## (?P<section>[^\n]+)|(?:<!-- (?P<marker>[^\n]+?) -->\n|`(?P<file>[\w./-]+)`:\n\n)?"
     r"```(?P<language>\w+)\n(?P<text>.*?)^```)$",
     re.MULTILINE | re.DOTALL,
 )
+# the commands that start servers
 SERVE, SERVE_ALONE, SIMULATE = "make run", "./serve", ".venv/bin/python -m simulate"
 ENGINE = " ".join(f"--env {name}={value}" for name, value in FP32.items())
-PORTS = ("8080", "8081", "8001", "8002")
+PORTS = ("8080", "8081", "8001", "8002")  # the ports that the pages name
 
 
 @dataclass(frozen=True)
@@ -63,37 +65,42 @@ class Block:
         return self.language in ("sh", "python") and not self.file
 
 
-def read_blocks(page: str) -> Iterator[Block]:
+def parse_blocks(page: str) -> Iterator[Block]:
     section = ""
     for part in _PARTS.finditer(page):
         if part["section"]:
             section = part["section"]
         else:
-            yield Block(
-                section, part["language"], part["text"], part["marker"] or "", part["file"] or ""
-            )
+            marker = part["marker"] or ""
+            file = part["file"] or ""
+            yield Block(section, part["language"], part["text"], marker, file)
 
 
 def blocks(page: str = README) -> list[Block]:
-    return list(read_blocks((ROOT / page).read_text(encoding="utf-8")))
+    """Return the fenced blocks of a page."""
+    return list(parse_blocks((ROOT / page).read_text(encoding="utf-8")))
 
 
 def shell(page: str = README) -> list[Block]:
+    """Return the blocks of a page that a reader runs."""
     return [block for block in blocks(page) if block.runs]
 
 
 def commands(section: str, page: str = README) -> list[str]:
     """Return the commands of a section, for a test that its blocks name with "executed by"."""
-    return [
-        command for block in shell(page) if block.section == section for command in block.commands
-    ]
+    lines: list[str] = []
+    for block in shell(page):
+        if block.section == section:
+            lines += block.commands
+    return lines
 
 
 @dataclass
 class Reader:
     """Follows a page in a fresh checkout whose environment is set up already; only the ports
-    differ. `blocks` are the page's blocks. `files` is the checkout's folder, into which the page's
-    files are written."""
+    differ. `blocks` are the page's blocks, of which the first `read` have been followed. `files` is
+    the checkout's folder, into which the page's files are written. `ports` maps the page's ports to
+    free ones. `running` contains the servers, keyed by the line that started them."""
 
     checkout: Path
     blocks: list[Block]
@@ -105,15 +112,19 @@ class Reader:
     def follow(self, block: Block) -> None:
         """Follow the blocks up to this one, except those that have been followed already."""
         while self.read <= self.blocks.index(block):
-            following = self.blocks[self.read]
-            self.read += 1
-            self._take(following, self._shown())
+            index = self.read
+            self.read += 1  # a block that fails is not followed again
+            self._follow_one(self.blocks[index], self._output_after(index))
 
-    def _shown(self) -> Block | None:
-        after = self.blocks[self.read] if self.read < len(self.blocks) else None
-        return after if after and after.language in OUTPUTS and not after.file else None
+    def _output_after(self, index: int) -> Block | None:
+        """Return the next block if it shows the output of commands, and otherwise None."""
+        if index + 1 == len(self.blocks):
+            return None
+        after = self.blocks[index + 1]
+        return after if after.language in OUTPUTS and not after.file else None
 
-    def _take(self, block: Block, shown: Block | None) -> None:
+    def _follow_one(self, block: Block, shown: Block | None) -> None:
+        """Write the block's file, or run its commands and compare their output with `shown`."""
         if block.file:
             path = self.checkout / self.files / block.file
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -124,16 +135,17 @@ class Reader:
                 compare(output, replace(shown, text=self._on_free_ports(shown.text)))
 
     def _on_free_ports(self, text: str) -> str:
-        return re.sub(
-            rf"\b({'|'.join(self.ports)})\b", lambda match: str(self.ports[match[0]]), text
-        )
+        """Return the text with the page's ports replaced."""
+        ports = rf"\b({'|'.join(self.ports)})\b"
+        return re.sub(ports, lambda match: str(self.ports[match[0]]), text)
 
     def _run(self, command: str) -> str:
+        """Run a command, and return its output. If it is a command that starts a server, wait until
+        the server is ready, and return ""."""
         if command == SERVE or command.endswith(f" {SERVE_ALONE}"):
-            self._start(
-                SERVE,
-                command.replace(SERVE, f"make -o setup -o models run PORT={self.ports['8080']}"),
-            )
+            # the targets `setup` and `models` have nothing to do in this checkout
+            make = f"make -o setup -o models run PORT={self.ports['8080']}"
+            self._start(SERVE, command.replace(SERVE, make))
             wait_until(self._serves, self._log(SERVE))
             return ""
         if command.startswith(SIMULATE):
@@ -170,12 +182,8 @@ class Reader:
 
     def _serves(self) -> bool:
         try:
-            return (
-                requests.get(
-                    f"http://127.0.0.1:{self.ports['8080']}/ping", timeout=PATIENCE
-                ).status_code
-                == 200
-            )
+            ping = f"http://127.0.0.1:{self.ports['8080']}/ping"
+            return requests.get(ping, timeout=PATIENCE).status_code == 200
         except requests.RequestException:
             return False
 
@@ -187,11 +195,13 @@ class Reader:
 
     def _stop(self, name: str) -> None:
         """Send Ctrl-C (SIGINT) to the whole process group."""
-        if process := self.running.pop(name, None):
+        process = self.running.pop(name, None)
+        if process:
             os.killpg(process.pid, signal.SIGINT)
             process.wait(timeout=PATIENCE)
 
     def leave(self) -> None:
+        """Stop all servers."""
         for name in list(self.running):
             self._stop(name)
 
@@ -216,9 +226,9 @@ def environment() -> dict[str, str]:
     """Return a reader's environment: without this project's variables, except the loopback address
     and the engine that gives the answers shown."""
     inherited = {
-        k: v
-        for k, v in os.environ.items()
-        if not k.startswith(("SERVE_", "SAGEMAKER_", "AWS_", "PYTEST"))
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("SERVE_", "SAGEMAKER_", "AWS_", "PYTEST"))
     }
     return inherited | FP32 | {"SERVE_HOST": "127.0.0.1"}
 
@@ -226,13 +236,16 @@ def environment() -> dict[str, str]:
 def compare(output: str, shown: Block) -> None:
     """Assert that the output equals what is shown, except for the last digits of numbers."""
     if shown.language == "json":
-        assert_alike(json.loads(output), json.loads(shown.text.replace("…", f'"{CUT}"')))
+        text = shown.text.replace(CUT, f'"{CUT}"')  # as a string, so that it is JSON
+        assert_alike(json.loads(output), json.loads(text))
     else:
-        assert_alike(*([_number(word) for word in text.split()] for text in (output, shown.text)))
+        assert_alike(_words(output), _words(shown.text))
 
 
-def _number(word: str) -> str | float:
-    return float(word) if re.fullmatch(r"-?\d+\.\d+", word) else word
+def _words(text: str) -> list[str | float]:
+    """Return the words of the text, with decimal numbers as floats."""
+    is_decimal = re.compile(r"-?\d+\.\d+").fullmatch
+    return [float(word) if is_decimal(word) else word for word in text.split()]
 
 
 def assert_alike(got: object, shown: object) -> None:
@@ -245,10 +258,13 @@ def assert_alike(got: object, shown: object) -> None:
             assert_alike(got[key], shown[key])
     elif isinstance(shown, list):
         assert isinstance(got, list)
-        whole = CUT not in shown
-        assert len(got) == len(shown) if whole else len(got) >= len(shown)
-        for ours, theirs in zip(got, shown if whole else shown[:-1], strict=whole):
-            assert_alike(ours, theirs)
+        if shown and shown[-1] == CUT:
+            assert len(got) >= len(shown)
+            shown = shown[:-1]
+            got = got[: len(shown)]
+        assert len(got) == len(shown)
+        for got_item, shown_item in zip(got, shown, strict=True):
+            assert_alike(got_item, shown_item)
     elif isinstance(shown, float):
         assert got == pytest.approx(shown, abs=0.02, rel=0.01)
     else:

@@ -23,21 +23,24 @@ def kill(process: subprocess.Popen[Any]) -> None:
     if process.poll() is not None:
         return
     with contextlib.suppress(psutil.NoSuchProcess):
-        ours = psutil.Process(process.pid)
-        for each in (ours, *ours.children(recursive=True)):
+        first = psutil.Process(process.pid)
+        for living in (first, *first.children(recursive=True)):
             with contextlib.suppress(psutil.NoSuchProcess):
-                each.kill()
+                living.kill()
     process.wait()
 
 
 def end_all(after: int = 0) -> None:
+    """End everything that was registered, except what the first `after` registrations started."""
     while len(_ends) > after:
         with contextlib.suppress(Exception):  # continue with the others if one fails
-            _ends.pop()()
+            end = _ends.pop()
+            end()
 
 
 @contextlib.contextmanager
 def ended_on_failure() -> Iterator[None]:
+    """If the code in this context fails, end everything that it started."""
     before = len(_ends)
     try:
         yield

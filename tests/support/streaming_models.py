@@ -14,8 +14,9 @@ import triton_python_backend_utils as pb_utils
 class TritonPythonModel:
     """Send the words of the text one by one, `delay` seconds apart.
 
-    "fail" fails at that word; "cancelled?" sends how many requests were cancelled. A path is sent
-    once the file exists; for a path after a > the file is made and nothing is sent."""
+    "fail" makes the request fail at this word. Instead of "cancelled?", the number of cancelled
+    requests is sent. A path is sent once the file exists. Instead of sending ">" and a path, the
+    file is made."""
 
     def initialize(self, args):
         self.cancelled = 0
@@ -139,7 +140,7 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 class TritonPythonModel:
-    """The sum of all numbers of a sequence so far, how many they were, and the sequence's id."""
+    """Return the sum of the sequence's numbers so far, and how many they were."""
 
     def initialize(self, args):
         self.sequences = {}
@@ -151,7 +152,7 @@ class TritonPythonModel:
         def read(name):
             return pb_utils.get_input_tensor_by_name(request, name).as_numpy().reshape(-1)[0]
 
-        if not read("READY"):  # the direct strategy fills its free slots with requests of nobody
+        if not read("READY"):  # the direct strategy fills its free slots with empty requests
             return pb_utils.InferenceResponse([
                 pb_utils.Tensor("total", np.zeros((1, 1), dtype=np.float32)),
                 pb_utils.Tensor("count", np.zeros((1, 1), dtype=np.int32)),
@@ -160,7 +161,8 @@ class TritonPythonModel:
         if read("START"):
             self.sequences[key] = (0.0, 0)
         total, count = self.sequences[key]
-        total, count = total + float(read("number")), count + 1
+        total += float(read("number"))
+        count += 1
         self.sequences[key] = (total, count)
         if read("END"):
             del self.sequences[key]
@@ -176,10 +178,14 @@ SUMMER_CLIENT = NUMBER_CLIENT.replace("INPUT", "number").replace(
 
 
 def _summer_config(strategy: str, idle_seconds: float, id_type: str = "") -> str:
-    control = (
-        f'control_input {{ name: "CORRID" control {{ kind: CONTROL_SEQUENCE_CORRID data_type: '
-        f"{id_type} }} }}\n"
-    )
+    """Return the configuration of a summer. `id_type` is the datatype of CORRID. If it is "", the
+    model does not get the id."""
+    identifier = ""
+    if id_type:
+        identifier = (
+            f'control_input {{ name: "CORRID" control {{ kind: CONTROL_SEQUENCE_CORRID '
+            f"data_type: {id_type} }} }}\n"
+        )
     flags = "".join(
         f'control_input {{ name: "{name}" control {{ kind: CONTROL_SEQUENCE_{name} '
         f"int32_false_true: [0, 1] }} }}\n"
@@ -190,7 +196,7 @@ def _summer_config(strategy: str, idle_seconds: float, id_type: str = "") -> str
         'output { name: "total" data_type: TYPE_FP32 dims: [1] }\n'
         'output { name: "count" data_type: TYPE_INT32 dims: [1] }\n'
         f"sequence_batching {{\nmax_sequence_idle_microseconds: "
-        f"{round(idle_seconds * 1e6)}\n{strategy}\n{flags}{control if id_type else ''}}}\n"
+        f"{round(idle_seconds * 1e6)}\n{strategy}\n{flags}{identifier}}}\n"
     )
 
 
@@ -202,9 +208,8 @@ def make_summer(repository: Path, idle_seconds: float = 30) -> None:
 
 def make_direct_summer(repository: Path) -> None:
     """Make `direct_summer`, a summer with the direct strategy and 32-bit ids, without a client."""
-    make_python_model(
-        repository / "direct_summer", _summer_config("direct { }", 30, "TYPE_INT32"), SUMMER
-    )
+    config = _summer_config("direct { }", 30, "TYPE_INT32")
+    make_python_model(repository / "direct_summer", config, SUMMER)
 
 
 def make_brief_summer(repository: Path, idle_seconds: float = 4) -> None:

@@ -16,13 +16,13 @@ IF_UNIMPORTANT = "if that does not matter, convert the model with skl2onnx and b
 
 
 class TableGraph(Graph):
-    """The graph of a tabular model. `parts` are the class names of the steps and models that
-    skl2onnx converted. `datatype` is the type in which these compute: FP64 or FP32."""
+    """The graph of a tabular model. `skl2onnx_parts` are the class names of the steps and models
+    that skl2onnx converted. `datatype` is the type in which these compute: FP64 or FP32."""
 
     def __init__(self, datatype: str) -> None:
         super().__init__()
         self.datatype = datatype
-        self.parts: list[str] = []
+        self.skl2onnx_parts: list[str] = []
 
 
 def insert(graph: TableGraph, model: Any, cells: str, width: int) -> dict[str, str]:
@@ -34,22 +34,23 @@ def insert(graph: TableGraph, model: Any, cells: str, width: int) -> dict[str, s
     from skl2onnx import to_onnx
     from skl2onnx.common.data_types import DoubleTensorType, FloatTensorType
 
-    _register_scorers()
+    _add_missing_zipmap_option()
     name = type(model).__name__
-    if any(kind_of(each) for each in models_within(model)):
+    if any(map(kind_of, models_within(model))):
         raise BuildError(
             f"trees inside a {name} are not converted exactly, and rounding can decide at a "
             f"threshold or between equal votes: {IF_UNIMPORTANT}; otherwise, {INSTEAD}"
         )
-    graph.parts.append(name)
-    kind = DoubleTensorType
+    graph.skl2onnx_parts.append(name)
+    tensor_type = DoubleTensorType
     if graph.datatype == "FP32":
-        kind = FloatTensorType
+        tensor_type = FloatTensorType
         cells = graph.cast(cells, TensorProto.FLOAT)
-    types = [("cells", kind([None, width]))]
+    types = [("cells", tensor_type([None, width]))]
     try:
         part = to_onnx(_convertible(model), initial_types=types, target_opset=OPSETS)
     except Exception as err:  # the converters' errors have no common base class
+        # two forms of its message name the class of a model that it cannot convert
         unknown = re.search(r"(?:^|for type ')<class '[\w.]*\.(\w+)'>", str(err))
         reason = f"skl2onnx does not know {unknown[1]}" if unknown else brief(err)
         raise BuildError(f"a {name} cannot be converted to ONNX: {reason}; {INSTEAD}") from err
@@ -72,9 +73,9 @@ def _convertible(model: Any) -> Any:
     return copied
 
 
-def _register_scorers() -> None:
-    """Add the option zipmap to the only classifier's converter that lacks it, because skl2onnx sets
-    this option for every classifier in a pipeline."""
+def _add_missing_zipmap_option() -> None:
+    """Add the option zipmap to skl2onnx's only converter of a classifier that lacks it, because
+    skl2onnx sets this option for every classifier in a pipeline."""
     from skl2onnx.common._registration import get_converter
 
     get_converter("SklearnLinearSVC")._options["zipmap"] = [True, False, "columns"]

@@ -77,12 +77,13 @@ def columns_of(estimator: Any) -> list[Column]:
     for step, indices, fills in _readers(estimator, range(count)):
         for index, points in zip(indices, _learned(step, len(indices)), strict=True):
             columns[index] = columns[index].with_points(points)
-        for index in indices if _fills(step) else ():
-            columns[index] = replace(columns[index], missing=step.missing_values)
+        if _fills_missing(step):
+            for index in indices:
+                columns[index] = replace(columns[index], missing=step.missing_values)
         closed = getattr(step, "handle_unknown", "") == "error"
-        pairs = zip(indices, getattr(step, "categories_", ()), strict=False)
-        for place, (index, categories) in enumerate(pairs):
-            is_filled = place < len(fills) and fills[place] in categories.tolist()
+        for place, categories in enumerate(getattr(step, "categories_", ())):
+            index = indices[place]
+            is_filled = bool(fills) and fills[place] in categories.tolist()
             columns[index] = _with_categories(columns[index], categories, closed, is_filled)
     return columns[:count]
 
@@ -98,16 +99,9 @@ def _readers(
         for _, each in step.steps:
             yield from _readers(each, indices, fills)
             if hasattr(each, "statistics_"):
-                kept = places_kept(each)
-                indices = [indices[place] for place in kept]
-                if _fills(each) and not fills:
-                    fills = [each.statistics_[place] for place in kept]
-                if each.add_indicator:
-                    flags = len(each.indicator_.features_)
-                    indices = [*indices, *[FLAG] * flags]
-                    fills = [*fills, *[None] * flags] if fills else ()
+                indices, fills = _after_imputer(each, indices, fills)
             elif each not in IDLE:
-                break
+                break  # the steps after it read its results, not the columns
     elif hasattr(step, "transformers_"):
         for name, each, _ in step.transformers_:
             places = step._transformer_to_input_indices[name]
@@ -118,12 +112,31 @@ def _readers(
         for _, each in step.transformer_list:
             yield from _readers(each, indices, fills)
     elif getattr(step, "_preprocessor", None) is not None:
+        # HistGradientBoosting's own step for categorical columns
         yield from _readers(step._preprocessor, indices, fills)
     else:
         yield step, indices, fills
 
 
-def _fills(step: Any) -> bool:
+def _after_imputer(
+    imputer: Any, indices: Sequence[int], fills: Sequence[Any]
+) -> tuple[Sequence[int], Sequence[Any]]:
+    """Return the indices and fills of the columns that the imputer passes on, given those of the
+    columns that it reads."""
+    kept = places_kept(imputer)
+    indices = [indices[place] for place in kept]
+    if fills:  # an imputer before this one has filled the cells
+        fills = [fills[place] for place in kept]
+    elif _fills_missing(imputer):
+        fills = [imputer.statistics_[place] for place in kept]
+    if imputer.add_indicator:
+        flags = len(imputer.indicator_.features_)
+        indices = [*indices, *[FLAG] * flags]
+        fills = [*fills, *[None] * flags] if fills else ()
+    return indices, fills
+
+
+def _fills_missing(step: Any) -> bool:
     """Return whether the step is an imputer that fills cells of None or NaN."""
     return hasattr(step, "statistics_") and is_missing(step.missing_values)
 
@@ -147,7 +160,7 @@ def _with_categories(column: Column, categories: Array, closed: bool, is_filled:
         return column
     values = tuple(categories.tolist())
     if column.closed:
-        values = tuple(each for each in column.values if is_missing(each) or each in values)
+        values = tuple(value for value in column.values if is_missing(value) or value in values)
         is_filled = is_filled and column.filled
     kind = categories.dtype.kind
     datatype = column.datatype
@@ -161,6 +174,7 @@ def _with_categories(column: Column, categories: Array, closed: bool, is_filled:
         values=values,
         closed=closed,
         filled=is_filled,
+        # the way in which the categories spell a missing cell: None or NaN
         missing=next(filter(is_missing, values), column.missing),
         dtype=categories.dtype if kind in "iu" else None,
     )
@@ -169,7 +183,7 @@ def _with_categories(column: Column, categories: Array, closed: bool, is_filled:
 def names_of(estimator: Any) -> list[str]:
     """Return the name of each column, or "" for each column if they have no names. Raise UsageError
     if the model is not trained."""
-    estimator = next(active_steps(estimator), estimator)
+    estimator = next(active_steps(estimator), estimator)  # the first step reads the columns
     booster = booster_of(estimator)
     if type(booster).__module__.startswith("xgboost"):
         return list(booster.feature_names or [""] * booster.num_features())
@@ -207,21 +221,23 @@ def unwrapped(step: Any) -> Any:
 
 def models_within(estimator: Any) -> list[Any]:
     """Return the model and all models inside it, except those inside tree models."""
-    found: list[Any] = []
+    models: list[Any] = []
     pending, seen = [estimator], set()
     while pending:
-        each = pending.pop()
-        if id(each) in seen:
+        value = pending.pop()
+        if id(value) in seen:
             continue
-        seen.add(id(each))
-        if isinstance(each, list | tuple):
-            pending += each
-        elif isinstance(each, np.ndarray) and each.dtype == object:
-            pending += each.ravel().tolist()
-        elif hasattr(each, "get_params") or hasattr(each, "calibrators"):
-            found.append(each)
-            pending += [] if kind_of(each) else vars(each).values()
-    return found
+        seen.add(id(value))
+        if isinstance(value, list | tuple):
+            pending += value
+        elif isinstance(value, np.ndarray) and value.dtype == object:
+            pending += value.ravel().tolist()
+        # the models inside a CalibratedClassifierCV have calibrators, but not get_params
+        elif hasattr(value, "get_params") or hasattr(value, "calibrators"):
+            models.append(value)
+            if not kind_of(value):
+                pending += vars(value).values()
+    return models
 
 
 def _learned(model: Any, count: int) -> Array:
@@ -244,12 +260,12 @@ def _learned(model: Any, count: int) -> Array:
     return np.array(rows, float).reshape(len(rows), count).T
 
 
-def named(inputs: Sequence[TensorSpec], columns: Sequence[Column]) -> list[Column]:
+def with_inputs(columns: Sequence[Column], inputs: Sequence[TensorSpec]) -> list[Column]:
     """Return the columns with the names and datatypes of the user's `inputs`. Raise UsageError if
     there are not as many inputs as columns."""
     if len(inputs) != len(columns):
         raise UsageError(f"{len(inputs)} times --input, but the model takes {len(columns)} columns")
     return [
-        replace(each, name=spec.name, datatype=spec.datatype)
-        for spec, each in zip(inputs, columns, strict=True)
+        replace(column, name=spec.name, datatype=spec.datatype)
+        for column, spec in zip(columns, inputs, strict=True)
     ]

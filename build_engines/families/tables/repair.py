@@ -38,8 +38,8 @@ def mend(model: onnx.ModelProto) -> list[Class]:
         dims = value.type.tensor_type.shape.dim
         if len(dims) and dims[0].dim_value == 1:
             dims[0].Clear()
-    blank = {value.name: _blank(value) for value in model.graph.input}
-    set_shapes(model, blank, OF_EXPORTS)
+    rows = {value.name: _blank_rows(value) for value in model.graph.input}
+    set_shapes(model, rows, OF_EXPORTS)
     return classes
 
 
@@ -66,7 +66,7 @@ def cut_zip_map(graph: onnx.GraphProto) -> list[Class]:
     _rename(graph, zip_map.input[0], outer)
     for value in graph.output:
         if value.name == outer:
-            value.CopyFrom(onnx.ValueInfoProto(name=outer))
+            value.ClearField("type")  # set_shapes sets the new type
     values = {
         attribute.name: helper.get_attribute_value(attribute) for attribute in zip_map.attribute
     }
@@ -82,8 +82,9 @@ def _rename(graph: onnx.GraphProto, old: str, new: str) -> None:
 
 def set_shapes(model: onnx.ModelProto, rows: Feed, remedy: str = INSTEAD) -> None:
     """Set the types and shapes of the outputs by running the model on the first of the `rows`,
-    because converters omit them or write the shapes for one row. Raise UsageError, with the
-    `remedy`, if the model does not run."""
+    because converters omit them or write the shapes for one row. Transpose an output that has the
+    predictions for all rows in one row. Raise UsageError, with the `remedy`, if the model does not
+    run."""
     for value in model.graph.output:
         if value.type.HasField("tensor_type"):
             value.ClearField("type")
@@ -95,26 +96,27 @@ def set_shapes(model: onnx.ModelProto, rows: Feed, remedy: str = INSTEAD) -> Non
         except Exception as err:  # ONNX Runtime's exceptions have no common base class
             raise UsageError(f"the ONNX file does not run: {brief(err)}; {remedy}") from err
     for value, small, large in zip(model.graph.output, *runs, strict=True):
-        if isinstance(small, np.ndarray):
-            # skl2onnx's discriminant analysis returns the predictions for all rows in one row
-            if (small.shape, large.shape) == tuple((1, count) for count in ROWS):
-                row = f"{value.name}_row"
-                _rename(model.graph, value.name, row)
-                model.graph.node.append(helper.make_node("Transpose", [row], [value.name]))
-                small, large = small.T, large.T
-            sizes = zip(small.shape, large.shape, strict=True)
-            dims = [size if size == other else None for size, other in sizes]
-            kind = TensorProto.STRING
-            if small.dtype.kind not in "OSU":
-                kind = helper.np_dtype_to_tensor_dtype(small.dtype)
-            value.CopyFrom(helper.make_tensor_value_info(value.name, kind, dims))
+        if not isinstance(small, np.ndarray):
+            continue  # dictionaries, which check_tensors refuses
+        # skl2onnx's discriminant analysis returns all predictions in one row
+        if [small.shape, large.shape] == [(1, count) for count in ROWS]:
+            row = f"{value.name}_row"
+            _rename(model.graph, value.name, row)
+            model.graph.node.append(helper.make_node("Transpose", [row], [value.name]))
+            small, large = small.T, large.T
+        sizes = zip(small.shape, large.shape, strict=True)
+        dims = [size if size == other else None for size, other in sizes]
+        kind = TensorProto.STRING
+        if small.dtype.kind not in "OSU":
+            kind = helper.np_dtype_to_tensor_dtype(small.dtype)
+        value.CopyFrom(helper.make_tensor_value_info(value.name, kind, dims))
 
 
-def _blank(value: onnx.ValueInfoProto) -> Any:
+def _blank_rows(value: onnx.ValueInfoProto) -> Any:
     """Return rows of zeros or empty strings for an input."""
     tensor = value.type.tensor_type
     shape = [dim.dim_value or 1 for dim in tensor.shape.dim]
-    shape[:1] = [max(ROWS)]
+    shape[:1] = [max(ROWS)]  # the number of rows, even if the input has no dimension
     if tensor.elem_type == TensorProto.STRING:
         return np.full(shape, "", object)
     return np.zeros(shape, helper.tensor_dtype_to_np_dtype(tensor.elem_type))

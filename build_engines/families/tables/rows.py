@@ -17,11 +17,11 @@ from build_engines.families.tables.trees import objective_of
 PREDICTIONS, PROBABILITIES = "predictions", "probabilities"
 ROWS = 500
 AT_ONCE = 1000  # rows per run
-EMPTY = 0.5  # the share of missing cells in columns for which missing cells are tried
+MISSING = 0.5  # the share of missing cells in columns for which missing cells are tried
 # objectives of Boosters whose predictions are probabilities
-_PROBABLE = ("binary:logistic", "multi:softprob", "binary", "multiclass", "multiclassova")
+PROBABLE_OBJECTIVES = ("binary:logistic", "multi:softprob", "binary", "multiclass", "multiclassova")
 # the thresholds at which trees of scikit-learn, XGBoost and LightGBM split a column of Booleans
-OF_BOOLEANS = (0.5, 1.0, float(np.float32(1e-35)))
+BOOLEAN_THRESHOLDS = (0.5, 1.0, float(np.float32(1e-35)))
 
 
 @dataclass(frozen=True)
@@ -50,11 +50,11 @@ def _cells(column: Column, rng: np.random.Generator) -> Array:
         return np.asarray(rng.choice(np.array(values or ["", "a"], object), ROWS))
     if values:
         return np.asarray(rng.choice(np.array(values, column.dtype), ROWS))
-    known = np.unique(np.array(column.points, float))
-    has_boolean_threshold = len(known) == 1 and known[0] in OF_BOOLEANS
+    points = np.unique(np.array(column.points, float))
+    has_boolean_threshold = len(points) == 1 and points[0] in BOOLEAN_THRESHOLDS
     if column.datatype == "BOOL" or has_boolean_threshold:
         return rng.random(ROWS) < 0.5
-    numbers = _numbers(known[np.isfinite(known)], rng)
+    numbers = _numbers(points[np.isfinite(points)], rng)
     if column.datatype == "INT64":
         return np.asarray(numbers.round(), np.int64)
     if column.datatype == "FP32":
@@ -63,19 +63,25 @@ def _cells(column: Column, rng: np.random.Generator) -> Array:
 
 
 def _numbers(points: Array, rng: np.random.Generator) -> Array:
-    """Return numbers in and around the range of the points. About half of the numbers are integers,
-    or all of them if all points are multiples of 0.5, like thresholds between integers. Without
-    points, return numbers of magnitudes from 0.01 to 10,000."""
+    """Return ROWS numbers in and around the range of the points, which are in ascending order.
+    About half of the numbers are integers, or all of them if all points are multiples of 0.5, like
+    thresholds between integers. Without points, return numbers of magnitudes from 0.01 to
+    10,000."""
     if not len(points):
         signs = rng.choice([-1, 1], ROWS)
         return np.asarray(signs * 10 ** rng.uniform(-2, 4, ROWS))
     least, most = float(points[0]), float(points[-1])
-    margin = 0.1 * (most - least or abs(least) or 1.0)
+    width = most - least
+    if not width:  # all points are equal
+        width = abs(least) or 1.0
+    margin = 0.1 * width
     numbers = rng.uniform(least - margin, most + margin, ROWS)
-    is_known = rng.random(ROWS) < 0.25
-    numbers = np.where(is_known, rng.choice(points, ROWS), numbers)
-    share_of_whole = 0.5 if (2 * points % 1).any() else 1.0
-    return np.where(rng.random(ROWS) < share_of_whole, numbers.round(), numbers)
+    is_point = rng.random(ROWS) < 0.25
+    numbers = np.where(is_point, rng.choice(points, ROWS), numbers)
+    has_fractions = (2 * points % 1).any()
+    share_of_integers = 0.5 if has_fractions else 1.0
+    is_integer = rng.random(ROWS) < share_of_integers
+    return np.where(is_integer, numbers.round(), numbers)
 
 
 def with_missing(
@@ -85,43 +91,44 @@ def with_missing(
     rng = np.random.default_rng(1)
     changed = list(cells)
     for index in indices:
-        empty = rng.random(len(cells[index])) < EMPTY
-        empty[0] = True  # at least one
+        is_empty = rng.random(len(cells[index])) < MISSING
+        is_empty[0] = True  # at least one
         missing = np.array(columns[index].missing, object)
-        changed[index] = np.where(empty, missing, cells[index])
+        changed[index] = np.where(is_empty, missing, cells[index])
         if columns[index].datatype != "BYTES":
             changed[index] = changed[index].astype(float)
     return changed
 
 
-def compared(
+def share_alike(
     expected: Mapping[str, Any], model: onnx.ModelProto, rows: Mapping[str, Array], limits: Limits
 ) -> float:
     """Return the share of rows for which the ONNX model makes the expected predictions, or 0 if it
     does not run or has no probabilities although some are expected."""
-    count = len(next(iter(rows.values())))
-    answered = []
+    first_input = next(iter(rows.values()))
+    count = len(first_input)
+    runs = []
     try:
         for start in range(0, count, AT_ONCE):
             end = start + AT_ONCE
             part = {name: cells[start:end] for name, cells in rows.items()}
-            answered.append(run(model, part))
+            runs.append(run(model, part))
     except Exception:  # ONNX Runtime's exceptions have no common base class
         return 0.0
     names = [value.name for value in model.graph.output]
-    arrays = [np.concatenate(each) for each in zip(*answered, strict=True)]
+    arrays = [np.concatenate(parts) for parts in zip(*runs, strict=True)]
     outputs = dict(zip(names, arrays, strict=True))
-    scored = next((name for name in names if "prob" in name), "")
-    alike = np.ones(count, bool)
-    for what, wanted in expected.items():
-        name = scored if what == PROBABILITIES else names[0]
+    probabilities = next((name for name in names if "prob" in name), "")
+    are_alike = np.ones(count, bool)
+    for kind, wanted in expected.items():
+        name = probabilities if kind == PROBABILITIES else names[0]
         if not name:
             return 0.0
-        alike &= _alike(np.asarray(wanted), outputs[name], limits.close)
-    return float(np.mean(alike))
+        are_alike &= _are_alike(np.asarray(wanted), outputs[name], limits.close)
+    return float(np.mean(are_alike))
 
 
-def missing_columns(
+def nullable_columns(
     estimator: Any,
     model: onnx.ModelProto,
     columns: Sequence[Column],
@@ -138,25 +145,28 @@ def missing_columns(
     only mean that the model hardly uses the column.
     """
 
-    def takes(indices: Sequence[int]) -> bool:
+    def match_if_missing(indices: Sequence[int]) -> bool:
         rows = with_missing(cells, columns, indices)
         try:
-            expected = answers(estimator, rows, columns)
+            expected = predictions_of(estimator, rows, columns)
         except BuildError:
             return False
-        return compared(expected, model, feed(model, rows, columns), limits) >= limits.share
+        share = share_alike(expected, model, feed(model, rows, columns), limits)
+        return share >= limits.share
 
-    able = [
+    tried = [
         index
         for index, column in enumerate(columns)
         if column.datatype in ("FP32", "FP64", "BYTES")
     ]
-    if not able or takes(able):
-        return able
+    if not tried or match_if_missing(tried):
+        return tried
     if not selects_columns:
-        able = [index for index in able if columns[index].datatype == "BYTES"]
-    accepting = [index for index in able if takes([index])]
-    return accepting if len(accepting) < 2 or takes(accepting) else []
+        tried = [index for index in tried if columns[index].datatype == "BYTES"]
+    nullable = [index for index in tried if match_if_missing([index])]
+    if len(nullable) < 2 or match_if_missing(nullable):
+        return nullable
+    return []
 
 
 def feed(
@@ -164,14 +174,13 @@ def feed(
 ) -> dict[str, Array]:
     """Return the cells as the inputs of the graph: one matrix, or a column for each input. A
     missing string is ""."""
-    cells = [
-        np.array(["" if is_missing(cell) else cell for cell in each], object)
-        if column.datatype == "BYTES"
-        else each
-        for each, column in zip(cells, columns, strict=True)
-    ]
+    arrays = list(cells)
+    for index, column in enumerate(columns):
+        if column.datatype == "BYTES":
+            texts = ["" if is_missing(cell) else cell for cell in cells[index]]
+            arrays[index] = np.array(texts, object)
     inputs = list(model.graph.input)
-    groups = [cells] if len(inputs) == 1 else [[each] for each in cells]
+    groups = [arrays] if len(inputs) == 1 else [[array] for array in arrays]
     dtypes = [helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type) for value in inputs]
     return {
         value.name: np.stack(group, axis=1).astype(dtype)
@@ -179,10 +188,13 @@ def feed(
     }
 
 
-def answers(estimator: Any, cells: Sequence[Array], columns: Sequence[Column]) -> Mapping[str, Any]:
-    """Return the predictions of the model itself. Raise BuildError if it fails."""
+def predictions_of(
+    estimator: Any, cells: Sequence[Array], columns: Sequence[Column]
+) -> Mapping[str, Any]:
+    """Return the model's own PREDICTIONS or PROBABILITIES, or both. Raise BuildError if it
+    fails."""
     try:
-        return _answers(estimator, cells, [column.name for column in columns])
+        return _predict(estimator, cells, [column.name for column in columns])
     except Exception as err:  # any library's exception
         raise BuildError(
             f"the model itself does not answer rows like those it was trained on: {brief(err)}; if "
@@ -191,17 +203,19 @@ def answers(estimator: Any, cells: Sequence[Array], columns: Sequence[Column]) -
         ) from err
 
 
-def _answers(estimator: Any, cells: Sequence[Array], names: Sequence[str]) -> Mapping[str, Any]:
+def _predict(estimator: Any, cells: Sequence[Array], names: Sequence[str]) -> Mapping[str, Any]:
     rows: Any = np.stack(cells, axis=1)
     if type(estimator).__name__ == "Booster":
         predict = getattr(estimator, "inplace_predict", estimator.predict)
-        is_probable = objective_of(estimator).partition(" ")[0] in _PROBABLE
-        return {PROBABILITIES if is_probable else PREDICTIONS: predict(rows)}
+        objective = objective_of(estimator).partition(" ")[0]
+        kind = PROBABILITIES if objective in PROBABLE_OBJECTIVES else PREDICTIONS
+        return {kind: predict(rows)}
+    # a model that was trained on an array takes an array, even if the user names the columns
     if all(names) and all(names_of(estimator)):
         import pandas as pd
 
         # keep each column's type; otherwise pandas replaces None with NaN in a column of texts
-        series = [pd.Series(each, dtype=each.dtype) for each in cells]
+        series = [pd.Series(column, dtype=column.dtype) for column in cells]
         rows = pd.DataFrame(dict(zip(names, series, strict=True)))
     predict = getattr(estimator, "predict", None) or estimator.transform
     outputs = {PREDICTIONS: predict(rows)}
@@ -210,11 +224,10 @@ def _answers(estimator: Any, cells: Sequence[Array], names: Sequence[str]) -> Ma
     return outputs
 
 
-def _alike(wanted: Array, got: Array, close: float) -> Array:
+def _are_alike(wanted: Array, got: Array, close: float) -> Array:
     """Return for each row whether the predictions match."""
     if got.dtype.kind in "OSU":
-        texts, others = wanted.astype(str), got.astype(str)
-        return np.asarray(texts.ravel() == others.ravel())
+        return np.asarray(wanted.astype(str).ravel() == got.astype(str).ravel())
     if wanted.ndim == 1 and got.shape[1:] == (2,):
         got = got[:, 1]  # a Booster returns only the second of two probabilities
     if wanted.size != got.size:

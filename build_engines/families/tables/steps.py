@@ -19,21 +19,21 @@ from build_engines.families.tables.columns import IDLE, Array, is_missing, place
 from build_engines.families.tables.repair import INSTEAD
 from build_engines.onnx_writer import ML, Graph
 
-MOST = np.iinfo(np.int64).max
+INT64_MAX = np.iinfo(np.int64).max
 
 
 @dataclass(frozen=True)
-class Cells:
-    """One column: the column `index` of a tensor that has `width` columns. `fill` replaces a
-    missing string. `stored` is the column as it was when it entered a sparse matrix, which stores
-    only the cells that are not 0. None means that the column has not changed since."""
+class TensorColumn:
+    """The column `index` of a tensor that has `width` columns. `fill` replaces a missing string.
+    `stored` is the column as it was when it entered a sparse matrix, which stores only the cells
+    that are not 0. None means that the column has not changed since."""
 
     tensor: str
     index: int = 0
     width: int = 1
     datatype: str = "FP64"
     fill: Any = None
-    stored: "Cells | None" = None
+    stored: "TensorColumn | None" = None
 
 
 @dataclass(frozen=True)
@@ -42,22 +42,24 @@ class Table:
     matrix. Some steps then round differently, and XGBoost treats a cell that is not stored as
     missing."""
 
-    cells: Sequence[Cells]
+    columns: Sequence[TensorColumn]
     sparse: bool = False
 
 
-def matrix(graph: Graph, cells: Sequence[Cells], whole_in_fp32: bool = False) -> str:
-    """Return the columns as one FP64 tensor. With `whole_in_fp32`, integers are rounded to FP32
+def _source(column: TensorColumn) -> tuple[str, str, int]:
+    return column.tensor, column.datatype, column.width
+
+
+def matrix(graph: Graph, columns: Sequence[TensorColumn], integers_to_fp32: bool = False) -> str:
+    """Return the columns as one FP64 tensor. With `integers_to_fp32`, integers are rounded to FP32
     directly, because rounding them to FP64 first would change some of those above 2^53. Raise
     BuildError for a column of strings."""
     parts: list[str] = []
-    for (tensor, datatype, width), group in groupby(
-        cells, lambda each: (each.tensor, each.datatype, each.width)
-    ):
-        indices = [each.index for each in group]
+    for (tensor, datatype, width), neighbors in groupby(columns, _source):
+        indices = [column.index for column in neighbors]
         if datatype == "BYTES":
             raise BuildError("a column of texts reaches the model without an encoder")
-        if datatype == "INT64" and whole_in_fp32:
+        if datatype == "INT64" and integers_to_fp32:
             tensor = graph.cast(tensor, TensorProto.FLOAT)
         if datatype != "FP64":
             tensor = graph.cast(tensor, TensorProto.DOUBLE)
@@ -69,21 +71,21 @@ def matrix(graph: Graph, cells: Sequence[Cells], whole_in_fp32: bool = False) ->
     return graph.add("Concat", *parts, axis=1)
 
 
-def columns_of(tensor: str, count: int) -> list[Cells]:
-    return [Cells(tensor, index, count) for index in range(count)]
+def _columns_of(tensor: str, count: int) -> list[TensorColumn]:
+    return [TensorColumn(tensor, index, count) for index in range(count)]
 
 
-def changed(table: Table, tensor: str) -> list[Cells]:
+def _changed_columns(table: Table, tensor: str) -> list[TensorColumn]:
     """Return the columns of `tensor`, each of which a step computed from the column of `table` with
     the same index. Cells that a sparse matrix stores remain stored, even if they become 0."""
-    pairs = zip(columns_of(tensor, len(table.cells)), table.cells, strict=True)
+    pairs = zip(_columns_of(tensor, len(table.columns)), table.columns, strict=True)
     return [replace(new, stored=old.stored or old) for new, old in pairs]
 
 
-def with_absent(graph: Graph, values: str, cells: Sequence[Cells]) -> str:
+def nan_if_absent(graph: Graph, values: str, columns: Sequence[TensorColumn]) -> str:
     """Return the values of a sparse matrix's columns, with NaN for cells that the matrix does not
     store."""
-    stored = matrix(graph, [cell.stored or cell for cell in cells])
+    stored = matrix(graph, [column.stored or column for column in columns])
     is_absent = graph.add("Equal", stored, 0.0)
     return graph.add("Where", is_absent, np.nan, values)
 
@@ -91,10 +93,13 @@ def with_absent(graph: Graph, values: str, cells: Sequence[Cells]) -> str:
 def _joined(parts: Sequence[Table], sparse: bool) -> Table:
     """Return the columns of several tables as one table. If it is sparse, zeros are not stored in
     the columns of tables that were not sparse."""
-    cells: list[Cells] = []
+    columns: list[TensorColumn] = []
     for part in parts:
-        cells += part.cells if part.sparse else [replace(each, stored=None) for each in part.cells]
-    return Table(cells, sparse)
+        if part.sparse:
+            columns += part.columns
+        else:
+            columns += [replace(column, stored=None) for column in part.columns]
+    return Table(columns, sparse)
 
 
 def apply_step(graph: TableGraph, step: Any, table: Table) -> Table:
@@ -103,23 +108,25 @@ def apply_step(graph: TableGraph, step: Any, table: Table) -> Table:
     if step in IDLE:
         return table
     if hasattr(step, "get_support"):
-        return replace(table, cells=[table.cells[each] for each in step.get_support(indices=True)])
+        selected = step.get_support(indices=True)
+        return replace(table, columns=[table.columns[index] for index in selected])
     convert = STEPS.get(type(step).__name__, _by_skl2onnx)
     return convert(graph, step, table)
 
 
 def _by_skl2onnx(graph: TableGraph, step: Any, table: Table) -> Table:
     """Convert a step with skl2onnx. The results may differ from the step's own in the last bits."""
-    values = matrix(graph, table.cells)
-    outputs = insert(graph, step, values, len(table.cells))
+    width = len(table.columns)
+    outputs = insert(graph, step, matrix(graph, table.columns), width)
     if len(outputs) > 1:
         raise BuildError(
             f"skl2onnx does not convert what a {type(step).__name__} gives to the next step"
         )
     (tensor,) = outputs.values()
-    answer = step.transform(np.ones((1, len(table.cells))))
-    cells = columns_of(graph.cast(tensor, TensorProto.DOUBLE), answer.shape[1])
-    return Table(cells, hasattr(answer, "toarray"))
+    # the step's own result shows how many columns it has, and whether it is sparse
+    result = step.transform(np.ones((1, width)))
+    columns = _columns_of(graph.cast(tensor, TensorProto.DOUBLE), result.shape[1])
+    return Table(columns, hasattr(result, "toarray"))
 
 
 def _pipeline(graph: TableGraph, step: Any, table: Table) -> Table:
@@ -133,10 +140,10 @@ def _transformers(graph: TableGraph, step: Any, table: Table) -> Table:
     for name, transformer, _ in step.transformers_:
         if isinstance(transformer, str) and transformer == "drop":
             continue
-        chosen = [table.cells[index] for index in step._transformer_to_input_indices[name]]
+        chosen = [table.columns[index] for index in step._transformer_to_input_indices[name]]
         if chosen:
-            made = apply_step(graph, transformer, Table(chosen, table.sparse))
-            parts.append(_weighted(graph, made, step.transformer_weights, name))
+            result = apply_step(graph, transformer, Table(chosen, table.sparse))
+            parts.append(_weighted(graph, result, step.transformer_weights, name))
     return _joined(parts, step.sparse_output_)
 
 
@@ -144,8 +151,8 @@ def _union(graph: TableGraph, step: Any, table: Table) -> Table:
     parts: list[Table] = []
     for name, transformer in step.transformer_list:
         if transformer != "drop":
-            made = apply_step(graph, transformer, table)
-            parts.append(_weighted(graph, made, step.transformer_weights, name))
+            result = apply_step(graph, transformer, table)
+            parts.append(_weighted(graph, result, step.transformer_weights, name))
     return _joined(parts, any(part.sparse for part in parts))
 
 
@@ -155,8 +162,8 @@ def _weighted(
     """Return the columns multiplied by the weight of the transformer `name`, if it has one."""
     if not weights or name not in weights:
         return table
-    values = graph.add("Mul", matrix(graph, table.cells), float(weights[name]))
-    return replace(table, cells=changed(table, values))
+    values = graph.add("Mul", matrix(graph, table.columns), float(weights[name]))
+    return replace(table, columns=_changed_columns(table, values))
 
 
 def _function(_: TableGraph, step: Any, table: Table) -> Table:
@@ -175,7 +182,7 @@ def _function(_: TableGraph, step: Any, table: Table) -> Table:
 def _scaled(graph: Graph, table: Table, center: Any, scale: Any, clip: Any = None) -> Table:
     """Return (column - center) / scale, clipped; None leaves out an operation. As scikit-learn
     does, multiply the columns of a sparse matrix by 1 / scale instead, which rounds differently."""
-    values = matrix(graph, table.cells)
+    values = matrix(graph, table.columns)
     if center is not None:
         values = graph.add("Sub", values, np.float64(center))
     if scale is not None and table.sparse:
@@ -189,11 +196,12 @@ def _clipped(graph: Graph, values: str, clip: Any, table: Table) -> Table:
     """Return the table with these `values` in its columns, clipped unless `clip` is None."""
     if clip is not None:
         values = graph.add("Clip", values, *map(np.float64, clip))
-    return replace(table, cells=changed(table, values))
+    return replace(table, columns=_changed_columns(table, values))
 
 
 def _standard(graph: Graph, step: Any, table: Table) -> Table:
-    return _scaled(graph, table, step.mean_ if step.with_mean else None, step.scale_)
+    center = step.mean_ if step.with_mean else None
+    return _scaled(graph, table, center, step.scale_)
 
 
 def _robust(graph: Graph, step: Any, table: Table) -> Table:
@@ -206,37 +214,40 @@ def _max_abs(graph: Graph, step: Any, table: Table) -> Table:
 
 
 def _min_max(graph: Graph, step: Any, table: Table) -> Table:
-    values = matrix(graph, table.cells)
+    values = matrix(graph, table.columns)
     scaled = graph.add("Mul", values, np.float64(step.scale_))
     moved = graph.add("Add", scaled, np.float64(step.min_))
-    return _clipped(graph, moved, step.feature_range if step.clip else None, table)
+    clip = step.feature_range if step.clip else None
+    return _clipped(graph, moved, clip, table)
 
 
 def _imputed(graph: Graph, step: Any, table: Table) -> Table:
+    """Return the columns with their missing cells filled, and the flags that the imputer adds. In a
+    column of strings, the fill is only recorded: its encoder treats an empty string as the fill."""
     kept = places_kept(step)
-    if any(cell.datatype == "BYTES" for cell in table.cells):
+    if any(column.datatype == "BYTES" for column in table.columns):
         if not is_missing(step.missing_values) or step.add_indicator:
             raise BuildError("a SimpleImputer of texts replaces missing cells only")
-        pairs = [(table.cells[index], step.statistics_[index]) for index in kept]
-        return replace(table, cells=[_filled(cell, value) for cell, value in pairs])
-    values = matrix(graph, table.cells)
-    missing = _is(graph, values, step.missing_values)
+        texts = [_filled(table.columns[index], step.statistics_[index]) for index in kept]
+        return replace(table, columns=texts)
+    values = matrix(graph, table.columns)
+    missing = _mask(graph, values, step.missing_values)
     filled = graph.add("Where", missing, step.statistics_.astype(np.float64), values)
-    cells = changed(table, filled)
-    cells = [cells[index] for index in kept]
+    every = _changed_columns(table, filled)
+    columns = [every[index] for index in kept]
     if step.add_indicator:
-        flags = columns_of(graph.cast(missing, TensorProto.DOUBLE), len(table.cells))
-        cells += [flags[index] for index in step.indicator_.features_]
-    return replace(table, cells=cells)
+        flags = _columns_of(graph.cast(missing, TensorProto.DOUBLE), len(table.columns))
+        columns += [flags[index] for index in step.indicator_.features_]
+    return replace(table, columns=columns)
 
 
-def _filled(cell: Cells, value: Any) -> Cells:
+def _filled(column: TensorColumn, value: Any) -> TensorColumn:
     """Return the column with `value` as its fill, unless an earlier imputer has set one."""
-    return cell if cell.fill is not None else replace(cell, fill=value)
+    return column if column.fill is not None else replace(column, fill=value)
 
 
-def _is(graph: Graph, values: str, value: Any) -> str:
-    """Return a mask of the FP64 values that equal `value`."""
+def _mask(graph: Graph, values: str, value: Any) -> str:
+    """Return a mask of the FP64 values that equal `value`, or are NaN if `value` is."""
     if is_missing(value):
         return graph.add("IsNaN", values)
     return graph.add("Equal", values, np.float64(value))
@@ -245,46 +256,48 @@ def _is(graph: Graph, values: str, value: Any) -> str:
 def _encoded(graph: Graph, step: Any, table: Table) -> Table:
     """Return the columns that the encoder makes from each column. Their values are the encoder's
     own results for each category."""
-    cells: list[Cells] = []
+    columns: list[TensorColumn] = []
     # only a OneHotEncoder has this attribute; other encoders make the same number of columns from
     # each column
     widths = getattr(step, "_n_features_outs", None)
     start = 0
-    for index, cell in enumerate(table.cells):
-        answers = _answers(step, index)
-        width = widths[index] if widths else answers.shape[1] // len(table.cells)
+    for index, column in enumerate(table.columns):
+        results = _results_by_code(step, index)
+        width = widths[index] if widths else results.shape[1] // len(table.columns)
         end = start + width
-        chosen = np.ascontiguousarray(answers[:, start:end], np.float64)
-        codes = _codes(graph, cell, step.categories_[index])
-        cells += columns_of(graph.add("Gather", chosen, codes), width)
+        own = np.ascontiguousarray(results[:, start:end], np.float64)
+        codes = _codes(graph, column, step.categories_[index])
+        columns += _columns_of(graph.add("Gather", own, codes), width)
         start = end
-    return Table(cells, getattr(step, "sparse_output", False))
+    return Table(columns, getattr(step, "sparse_output", False))
 
 
-def _answers(step: Any, column: int) -> Array:
-    """Return the encoder's results for one row per category of the column and, if it accepts
-    unknown categories, a row with one of those. In other columns, all rows have the first
+def _results_by_code(step: Any, index: int) -> Array:
+    """Return the encoder's results for one row per category of the column at `index` and, if it
+    accepts unknown categories, a row with one of those. In other columns, all rows have the first
     category."""
     import pandas as pd
 
-    asked = step.categories_[column]
+    values = step.categories_[index]
+    # a TargetEncoder does not have this attribute, and accepts unknown categories
     if getattr(step, "handle_unknown", "value") != "error":
-        asked = _with_other(asked)
-    columns = [np.repeat(own[:1], len(asked)) for own in step.categories_]
-    columns[column] = asked
+        values = _with_other(values)
+    columns = [np.repeat(categories[:1], len(values)) for categories in step.categories_]
+    columns[index] = values
     names = getattr(step, "feature_names_in_", range(len(columns)))
     # a data frame keeps the type of each column; a single array would round large integers
-    series = [pd.Series(values, dtype=values.dtype) for values in columns]
+    series = [pd.Series(column, dtype=column.dtype) for column in columns]
     frame = pd.DataFrame(dict(zip(names, series, strict=True)))
-    answers = step.transform(frame)
-    return np.asarray(answers.toarray() if hasattr(answers, "toarray") else answers)
+    results = step.transform(frame)
+    return np.asarray(results.toarray() if hasattr(results, "toarray") else results)
 
 
 def _with_other(categories: Array) -> Array:
     """Return the categories, followed by a value that is not one of them."""
     known = [each for each in categories.tolist() if not is_missing(each)]
     if any(isinstance(each, str) for each in known):
-        return np.array([*categories, "".join(known) + "?"], object)
+        longer_than_all = "".join(known) + "?"
+        return np.array([*categories, longer_than_all], object)
     # of n + 1 numbers, at least one is not among n categories; all of them are exact in FP64
     numbers = set(range(len(known) + 1))
     other = min(numbers.difference(known))
@@ -292,31 +305,35 @@ def _with_other(categories: Array) -> Array:
     return np.array([*categories.tolist(), other], dtype)
 
 
-def _codes(graph: Graph, cell: Cells, categories: Array) -> str:
+def _codes(graph: Graph, column: TensorColumn, categories: Array) -> str:
     """Return the index [rows] of each cell among the categories, or the number of categories for a
     cell that is not one of them."""
     values = categories.tolist()
-    if cell.datatype == "BYTES":
-        return _codes_of_texts(graph, cell, values)
-    column = graph.add("Gather", cell.tensor, [cell.index], axis=1)
-    if cell.datatype == "INT64" and categories.dtype.kind in "iu":
-        if max(values) > MOST:
-            raise BuildError(f"a column has the category {max(values)}, and INT64 ends at {MOST}")
+    if column.datatype == "BYTES":
+        return _codes_of_texts(graph, column, values)
+    cells = graph.add("Gather", column.tensor, [column.index], axis=1)
+    if column.datatype == "INT64" and categories.dtype.kind in "iu":
+        if max(values) > INT64_MAX:
+            raise BuildError(
+                f"a column has the category {max(values)}, and INT64 ends at {INT64_MAX}"
+            )
         categories = categories.astype(np.int64)
     else:
-        if cell.datatype != "FP64":
-            column = graph.cast(column, TensorProto.DOUBLE)
+        if column.datatype != "FP64":
+            cells = graph.cast(cells, TensorProto.DOUBLE)
         categories = categories.astype(np.float64)
     known = [value for value in values if not is_missing(value)]
-    same = graph.add("Equal", column, categories[: len(known)])
+    is_category = graph.add("Equal", cells, categories[: len(known)])
     if len(known) < len(values):  # NaN is the last category
-        same = graph.add("Concat", same, graph.add("IsNaN", column), axis=1)
+        is_nan = graph.add("IsNaN", cells)
+        is_category = graph.add("Concat", is_category, is_nan, axis=1)
     # append a column of ones, which ArgMax finds for a cell that is not one of the categories
-    matches = graph.add("Pad", graph.cast(same, TensorProto.FLOAT), [0, 0, 0, 1], np.float32(1))
-    return graph.add("ArgMax", matches, axis=1, keepdims=0)
+    numbers = graph.cast(is_category, TensorProto.FLOAT)
+    with_ones = graph.add("Pad", numbers, [0, 0, 0, 1], np.float32(1))
+    return graph.add("ArgMax", with_ones, axis=1, keepdims=0)
 
 
-def _codes_of_texts(graph: Graph, cell: Cells, categories: Sequence[Any]) -> str:
+def _codes_of_texts(graph: Graph, column: TensorColumn, categories: Sequence[Any]) -> str:
     """Return what `_codes` returns, for a column of strings. A missing string is ""."""
     texts = ["" if is_missing(value) else value for value in categories]
     if not all(isinstance(text, str) for text in texts):
@@ -324,23 +341,23 @@ def _codes_of_texts(graph: Graph, cell: Cells, categories: Sequence[Any]) -> str
     if len(set(texts)) < len(texts):
         raise BuildError("a column has the categories missing and '', which are the same in CSV")
     codes = {text: index for index, text in enumerate(texts)}
-    if cell.fill is not None:
-        if "" in codes and cell.fill != "":
+    if column.fill is not None:
+        if "" in codes and column.fill != "":
             raise BuildError(
                 "a column has a category None or '', which its imputer does not fill, but an "
                 "empty cell of a CSV is filled: train with NaN instead"
             )
-        codes[""] = codes.get(cell.fill, len(texts))
-    column = graph.add("Gather", cell.tensor, [cell.index], axis=1)
-    found = graph.add(
+        codes[""] = codes.get(column.fill, len(texts))
+    cells = graph.add("Gather", column.tensor, [column.index], axis=1)
+    indices = graph.add(
         "LabelEncoder",
-        column,
+        cells,
         domain=ML,
         keys_strings=list(codes),
         values_int64s=list(codes.values()),
         default_int64=len(texts),
     )
-    return graph.add("Squeeze", found, [1])
+    return graph.add("Squeeze", indices, [1])
 
 
 STEPS: Mapping[str, Callable[[TableGraph, Any, Table], Table]] = {

@@ -20,9 +20,9 @@ from build_engines.families.tables.columns import (
     active_steps,
     columns_of,
     models_within,
-    named,
     names_of,
     unwrapped,
+    with_inputs,
 )
 from build_engines.families.tables.repair import (
     BATCH_SIZE,
@@ -36,13 +36,19 @@ from build_engines.families.tables.rows import (
     PREDICTIONS,
     USUAL,
     Limits,
-    answers,
-    compared,
     feed,
-    missing_columns,
+    nullable_columns,
+    predictions_of,
     sample,
+    share_alike,
 )
-from build_engines.families.tables.steps import Cells, Table, apply_step, matrix, with_absent
+from build_engines.families.tables.steps import (
+    Table,
+    TensorColumn,
+    apply_step,
+    matrix,
+    nan_if_absent,
+)
 from build_engines.families.tables.trees import (
     Outputs,
     Trees,
@@ -58,9 +64,9 @@ MATRIX = "X"
 BOOLEANS = [False, True]
 LIBRARIES = ("sklearn", "xgboost", "lightgbm")
 MOST_VALUES = 1 << 22  # maximum number of leaf values that one run adds up; each has up to 8 bytes
-FAR = (-np.inf, np.inf)
+BOTH_DIRECTIONS = (-np.inf, np.inf)
 # maximum number of rows on which trees are compared without the steps before them; if a column has
-# more numbers to try (_near), only some are tried
+# more numbers to try (_numbers_near), only some are tried
 MOST_ROWS = 50_000
 
 
@@ -80,7 +86,7 @@ class Converted:
 
 def convert(estimator: Any, inputs: Sequence[TensorSpec] = ()) -> Converted:
     """Convert a trained model to ONNX. `inputs` are its columns; by default they are read from the
-    model.
+    model. An XGBoost model of which training stopped early is cut to its best round.
 
     The parts that skl2onnx converts compute in FP64 if skl2onnx supports it and the predictions
     match, and otherwise in FP32. Raise BuildError if the model cannot be converted, or if the ONNX
@@ -94,19 +100,19 @@ def convert(estimator: Any, inputs: Sequence[TensorSpec] = ()) -> Converted:
         )
     _, last = _parts(estimator)
     if hasattr(last, "get_booster"):
-        # If training stopped early, XGBoost's scikit-learn interface predicts with the rounds up to
-        # the best one; a Booster's own predict uses all rounds.
+        # XGBoost's scikit-learn interface predicts with the rounds up to the best one; a Booster's
+        # own predict uses all rounds.
         last._Booster = best_trees(last.get_booster())
     columns = columns_of(estimator)
     if inputs:
-        columns = named(inputs, columns)
+        columns = with_inputs(columns, inputs)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the libraries warn about arrays without column names
         graph = TableGraph("FP64")
         try:
             return _converted(graph, estimator, columns)
         except BuildError:
-            if not graph.parts:
+            if not graph.skl2onnx_parts:
                 raise
             return _converted(TableGraph("FP32"), estimator, columns)
 
@@ -118,49 +124,52 @@ def _converted(graph: TableGraph, estimator: Any, columns: Sequence[Column]) -> 
     first = [*steps, last][0]
     selects_columns = hasattr(first, "transformers_")
     have_names = all(column.name for column in columns)
-    have_other_types = len({column.datatype for column in columns}) > 1
-    are_apart = have_other_types or (selects_columns and have_names)
-    cells = _inputs(graph, columns, are_apart)
-    table = Table(cells)
+    have_different_types = len({column.datatype for column in columns}) > 1
+    separate_inputs = have_different_types or (selects_columns and have_names)
+    inputs = _add_inputs(graph, columns, separate_inputs)
+    table = Table(inputs)
     for step in steps:
         table = apply_step(graph, step, table)
     trees = read_trees(last) if kind_of(last) else None
-    known = _with_thresholds(columns, cells, table, trees) if trees else columns
-    rows = sample(known)
-    expected = answers(estimator, rows, known)
+    if trees:
+        columns = _with_thresholds(columns, inputs, table, trees)
+    cells = sample(columns)
+    expected = predictions_of(estimator, cells, columns)
     _check_labels(estimator, expected)
     if trees:
         _check_exact(graph)
         limits = EXACT
-        batch_size = max(min(BATCH_SIZE, MOST_VALUES // trees.values), 1)
-        outputs = write_trees(graph, last, trees, _cells_of_trees(graph, steps, last, trees, table))
-        _compare_trees(estimator, last, trees)
+        batch_size = max(min(BATCH_SIZE, MOST_VALUES // trees.values_per_row), 1)
+        compared_cells = _compared_cells(graph, steps, last, trees, table)
+        outputs = write_trees(graph, last, trees, compared_cells)
+        _check_trees(estimator, last, trees)
     else:
         limits, batch_size = USUAL, BATCH_SIZE
-        outputs = insert(graph, last, matrix(graph, table.cells), len(table.cells))
-    classes = _classes(graph, estimator, outputs)
+        values = matrix(graph, table.columns)
+        outputs = insert(graph, last, values, len(table.columns))
+    classes = _cast_if_boolean(graph, estimator, outputs)
     model = _model(graph, outputs)
-    inputs = feed(model, rows, known)
-    set_shapes(model, inputs)
-    share = compared(expected, model, inputs, limits)
-    _check_share(estimator, limits, share, len(rows[0]), "like those of training")
-    able = missing_columns(estimator, model, known, rows, limits, selects_columns)
-    kept = list(range(len(known)))
-    if are_apart and have_names:
+    rows = feed(model, cells, columns)
+    set_shapes(model, rows)
+    share = share_alike(expected, model, rows, limits)
+    _check_share(estimator, limits, share, len(cells[0]), "like those of training")
+    nullable = nullable_columns(estimator, model, columns, cells, limits, selects_columns)
+    kept = list(range(len(columns)))
+    if separate_inputs and have_names:
         kept = drop_unused_inputs(model)
     return Converted(
         model=model,
         classes=classes,
-        columns=[known[index] for index in kept],
-        cells=[rows[index] for index in kept],
+        columns=[columns[index] for index in kept],
+        cells=[cells[index] for index in kept],
         batch_size=batch_size,
-        missing=_missing([index in able for index in kept]),
+        missing=_missing_setting([index in nullable for index in kept]),
     )
 
 
-def _classes(graph: Graph, estimator: Any, outputs: Outputs) -> list[Class]:
+def _cast_if_boolean(graph: Graph, estimator: Any, outputs: Outputs) -> list[Class]:
     """Return the classes of a classifier, or [] for another model. If the classes are False and
-    True, cast the prediction to Boolean, and return []."""
+    True, cast the prediction in `outputs` to Boolean, and return []."""
     classes = np.asarray(getattr(estimator, "classes_", ()))
     if classes.dtype != bool or classes.tolist() != BOOLEANS:
         return list(classes.tolist())
@@ -169,18 +178,18 @@ def _classes(graph: Graph, estimator: Any, outputs: Outputs) -> list[Class]:
     return []
 
 
-def _missing(able: Sequence[bool]) -> str:
+def _missing_setting(nullable: Sequence[bool]) -> str:
     """Return the client's setting `missing`: "nan" if cells of every column may be missing, or else
-    the indices of the columns for which `able` says so."""
-    if able and all(able):
+    the indices of the columns for which `nullable` says so."""
+    if nullable and all(nullable):
         return "nan"
-    return ",".join(str(index) for index, is_able in enumerate(able) if is_able)
+    return ",".join(str(index) for index, is_nullable in enumerate(nullable) if is_nullable)
 
 
-def _check_share(estimator: Any, limits: Limits, share: float, rows: int, which: str) -> None:
-    """Print the share of rows whose predictions match. Raise BuildError if the share is too
-    small."""
-    part = f"{share:.1%} of {rows} rows {which}"
+def _check_share(estimator: Any, limits: Limits, share: float, count: int, which: str) -> None:
+    """Print the share of the `count` rows whose predictions match. `which` describes the rows.
+    Raise BuildError if the share is too small."""
+    part = f"{share:.1%} of {count} rows {which}"
     print(f"the model and its ONNX file agree on {part}", flush=True)
     if share < limits.share:
         raise BuildError(
@@ -202,35 +211,36 @@ def _check_labels(estimator: Any, expected: Mapping[str, Any]) -> None:
 def _check_exact(graph: TableGraph) -> None:
     """Raise BuildError if the cells that trees compare with thresholds may differ from the
     library's in the last bits, because skl2onnx converted a step before the trees."""
-    if graph.parts:
+    if graph.skl2onnx_parts:
         raise BuildError(
-            f"a {graph.parts[0]} before trees is not converted exactly, and the last bit of a cell "
-            f"can decide at a threshold: {IF_UNIMPORTANT}"
+            f"a {graph.skl2onnx_parts[0]} before trees is not converted exactly, and the last bit "
+            f"of a cell can decide at a threshold: {IF_UNIMPORTANT}"
         )
 
 
 def _with_thresholds(
-    columns: Sequence[Column], cells: Sequence[Cells], table: Table, trees: Trees
+    columns: Sequence[Column], inputs: Sequence[TensorColumn], table: Table, trees: Trees
 ) -> list[Column]:
     """Return the columns. If trees read a column unchanged, their thresholds are added to its
-    `points`. `cells` are the columns as inputs of the graph, and `table` has the columns that the
+    `points`. `inputs` are the columns as inputs of the graph, and `table` has the columns that the
     trees read."""
-    known = list(columns)
+    changed = list(columns)
     for feature, thresholds in trees.thresholds().items():
-        if table.cells[feature] in cells:
-            index = cells.index(table.cells[feature])
-            known[index] = known[index].with_points(thresholds)
-    return known
+        column = table.columns[feature]
+        if column in inputs:
+            index = inputs.index(column)
+            changed[index] = changed[index].with_points(thresholds)
+    return changed
 
 
-def _cells_of_trees(
+def _compared_cells(
     graph: Graph, steps: Sequence[Any], last: Any, trees: Trees, table: Table
 ) -> str:
     """Return the FP64 matrix whose cells the trees compare with their thresholds."""
-    in_fp32 = _are_whole_in_fp32(steps, last, trees, table.cells)
-    values = matrix(graph, table.cells, in_fp32)
+    integers_to_fp32 = _rounds_integers_to_fp32(steps, last, trees, table.columns)
+    values = matrix(graph, table.columns, integers_to_fp32)
     if table.sparse and _library(last) == "xgboost":
-        values = with_absent(graph, values, table.cells)
+        values = nan_if_absent(graph, values, table.columns)
     return values
 
 
@@ -242,8 +252,8 @@ def _model(graph: Graph, outputs: Outputs) -> onnx.ModelProto:
     return graph.model("table")
 
 
-def _are_whole_in_fp32(
-    steps: Sequence[Any], last: Any, trees: Trees, cells: Sequence[Cells]
+def _rounds_integers_to_fp32(
+    steps: Sequence[Any], last: Any, trees: Trees, columns: Sequence[TensorColumn]
 ) -> bool:
     """Return whether the library rounds integers to FP32 directly, rather than to FP64 first."""
     library = _library(last)
@@ -251,7 +261,7 @@ def _are_whole_in_fp32(
     if library == "xgboost" and not steps:
         return True
     # columns of different types are converted to FP64 together
-    if any(cell.datatype != "INT64" for cell in cells):
+    if any(column.datatype != "INT64" for column in columns):
         return False
     # LightGBM reads a data frame in FP64, but an array of integers, such as steps return, in FP32
     if library == "lightgbm":
@@ -261,58 +271,66 @@ def _are_whole_in_fp32(
     return trees.in_fp32
 
 
-def _inputs(graph: Graph, columns: Sequence[Column], are_apart: bool) -> list[Cells]:
-    """Add one input for each column if the columns `are_apart`, or else one for all of them. Return
-    the columns."""
-    if not are_apart:
+def _add_inputs(
+    graph: Graph, columns: Sequence[Column], separate_inputs: bool
+) -> list[TensorColumn]:
+    """Add an input for each column, or else one for all of them. Return the inputs' columns."""
+    if not separate_inputs:
         datatype, width = columns[0].datatype, len(columns)
         name = graph.input(MATRIX, datatype, [None, width])
-        return [Cells(name, index, width, datatype) for index in range(width)]
-    return [
-        Cells(graph.input(name, column.datatype, [None, 1]), 0, 1, column.datatype)
-        for name, column in zip(_input_names(columns), columns, strict=True)
-    ]
+        return [TensorColumn(name, index, width, datatype) for index in range(width)]
+    inputs = []
+    for name, column in zip(_input_names(columns), columns, strict=True):
+        graph.input(name, column.datatype, [None, 1])
+        inputs.append(TensorColumn(name, datatype=column.datatype))
+    return inputs
 
 
 def _input_names(columns: Sequence[Column]) -> list[str]:
     return [column.name or f"column_{index}" for index, column in enumerate(columns)]
 
 
-def _compare_trees(estimator: Any, last: Any, trees: Trees) -> None:
+def _check_trees(estimator: Any, last: Any, trees: Trees) -> None:
     """Compare the predictions of the trees, without the steps before them, with the library's. The
-    rows contain the numbers that `_near` returns for each column, but at most MOST_ROWS of them.
-    Raise BuildError if the predictions differ."""
+    rows contain the numbers that `_numbers_near` returns for each column, but at most MOST_ROWS of
+    them. Raise BuildError if the predictions differ."""
     rng = np.random.default_rng(0)
     columns = [Column(name) for name in names_of(last)]
-    asked = {
-        feature: _near(values, np.nan if trees.most is None else trees.most[feature])
-        for feature, values in trees.thresholds().items()
+    highest = trees.highest_category
+    if highest is None:
+        highest = np.full(len(columns), np.nan)
+    numbers = {
+        feature: _numbers_near(thresholds, highest[feature])
+        for feature, thresholds in trees.thresholds().items()
     }
-    count = min(max(map(len, asked.values()), default=1), MOST_ROWS)
+    longest = max(map(len, numbers.values()), default=1)
+    count = min(longest, MOST_ROWS)
     rows = np.zeros((count, len(columns)))
-    for feature, values in asked.items():
+    for feature, values in numbers.items():
+        # columns with fewer numbers repeat them
         rows[:, feature] = np.resize(rng.permutation(values), count)
     graph = Graph()
     name = graph.input(MATRIX, "FP64", [None, len(columns)])
     model = _model(graph, write_trees(graph, last, trees, name))
-    expected = answers(last, list(rows.T), columns)
-    share = compared(expected, model, {MATRIX: rows}, EXACT)
+    expected = predictions_of(last, list(rows.T), columns)
+    share = share_alike(expected, model, {MATRIX: rows}, EXACT)
     _check_share(estimator, EXACT, share, count, "at the thresholds of its trees")
 
 
-def _near(thresholds: Array, most: float) -> Array:
+def _numbers_near(thresholds: Array, highest_category: float) -> Array:
     """Return the numbers at which to compare trees with these thresholds.
 
-    If `most` is NaN, the column has numbers: return the thresholds, and the nearest FP64 and FP32
-    numbers on both sides. Otherwise the column has the categories 0 to `most`: return the integers
-    on both sides of the thresholds, clipped to that range.
+    If `highest_category` is NaN, the column has numbers: return the thresholds, and the nearest
+    FP64 and FP32 numbers on both sides. Otherwise the column has the categories from 0: return the
+    integers on both sides of the thresholds, clipped to the range of the categories.
     """
     values = thresholds[np.isfinite(thresholds)]
-    if not np.isnan(most):
+    if not np.isnan(highest_category):
         sides = np.concatenate([np.floor(values), np.ceil(values)])
-        return np.asarray(np.unique(np.clip(sides, 0, most)))
+        return np.asarray(np.unique(np.clip(sides, 0, highest_category)))
     parts = [values, values.astype(np.float32)]
-    parts += [np.nextafter(each, limit) for each in parts for limit in FAR]
+    for direction in BOTH_DIRECTIONS:
+        parts += [np.nextafter(part, direction) for part in parts[:2]]
     return np.asarray(np.unique(np.concatenate(parts).astype(float)))
 
 

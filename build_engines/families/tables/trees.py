@@ -28,6 +28,7 @@ from build_engines.onnx_writer import ML, Graph
 
 Array = NDArray[Any]
 Outputs = dict[str, str]  # output's name -> its tensor
+# the outputs' names, which are skl2onnx's; a regressor returns the variable
 LABEL, PROBABILITIES, VARIABLE = "label", "probabilities", "variable"
 MOST_LEAVES = 1 << 24  # FP32 holds all whole numbers up to this
 ZERO = float(np.float32(1e-35))  # LightGBM's kZeroThreshold: absolute values up to it count as 0
@@ -72,18 +73,19 @@ class Trees:
     mode: str = LESS_OR_EQUAL
     in_fp32: bool = False  # cells are rounded to FP32 before they are compared
     missing: float = np.nan  # the number that means a missing cell
-    zeros: Array | None = None  # for each column, the replacement for a number that counts as 0
-    most: Array | None = None  # each column's highest category; inf: unknown; NaN: it has numbers
+    zero_values: Array | None = None  # for each column, what replaces a number that counts as 0
+    # each column's highest category; inf: unknown; NaN: the column has numbers, not categories
+    highest_category: Array | None = None
 
     @classmethod
-    def boosted(cls, first: Array, trees: Sequence[Tree], **facts: Any) -> "Trees":
-        """Return an ensemble with n sums, each of which begins with its value in `first` [n]. For
-        this, n trees that consist of one leaf are put before `trees`. Tree number i adds to sum i %
-        n."""
-        return cls([*map(Tree.leaf, first), *trees], len(first), **facts)
+    def boosted(cls, base_scores: Array, trees: Sequence[Tree], **fields: Any) -> "Trees":
+        """Return an ensemble with n sums, each of which begins with its value in `base_scores` [n].
+        For this, n trees that consist of one leaf are put before `trees`. Tree number i adds to sum
+        i % n. `fields` are the other fields of Trees."""
+        return cls([*map(Tree.leaf, base_scores), *trees], len(base_scores), **fields)
 
     @property
-    def values(self) -> int:
+    def values_per_row(self) -> int:
         """Return how many values are added up for each row."""
         return len(self.trees) * self.trees[0].values.shape[1]
 
@@ -104,38 +106,44 @@ def add_up(graph: Graph, cells: str, ensemble: Trees) -> str:
     """Add the nodes that find the leaf of each tree for each row of the FP64 matrix `cells`, and
     add up the values of these leaves. Return the sums [rows, n]."""
     if ensemble.in_fp32:
-        cells = graph.cast(graph.cast(cells, TensorProto.FLOAT), TensorProto.DOUBLE)
+        rounded = graph.cast(cells, TensorProto.FLOAT)
+        cells = graph.cast(rounded, TensorProto.DOUBLE)
     if not np.isnan(ensemble.missing):
         is_missing = graph.add("Equal", cells, float(np.float32(ensemble.missing)))
         cells = graph.add("Where", is_missing, np.nan, cells)
-    if ensemble.zeros is not None:
-        is_zero = graph.add("LessOrEqual", graph.add("Abs", cells), ZERO)
-        cells = graph.add("Where", is_zero, ensemble.zeros, cells)
-    if ensemble.most is not None and not np.isnan(ensemble.most).all():
-        # cut off the fractions of categories
-        sizes = graph.add("Floor", graph.add("Abs", cells))
-        whole = graph.add("Mul", graph.add("Sign", cells), sizes)
-        cells = graph.add("Where", ~np.isnan(ensemble.most), whole, cells)
+    if ensemble.zero_values is not None:
+        sizes = graph.add("Abs", cells)
+        is_zero = graph.add("LessOrEqual", sizes, ZERO)
+        cells = graph.add("Where", is_zero, ensemble.zero_values, cells)
+    if ensemble.highest_category is not None:
+        is_category = ~np.isnan(ensemble.highest_category)
+        if is_category.any():
+            cells = graph.add("Where", is_category, _without_fractions(graph, cells), cells)
     leaves = graph.cast(_leaves(graph, cells, ensemble), TensorProto.INT64)
     values = ensemble.joined("values")[ensemble.joined("left") == LEAF]
-    count = len(ensemble.trees)
+    addends = len(ensemble.trees)  # for each sum
     if ensemble.sums:
-        count //= ensemble.sums
-        leaves = graph.add("Reshape", leaves, [0, count, ensemble.sums])
+        addends //= ensemble.sums
+        leaves = graph.add("Reshape", leaves, [0, addends, ensemble.sums])
         values = values[:, 0]
-    parts = graph.add("Gather", values, leaves)
-    if count == 1:
+    parts = graph.add("Gather", values, leaves)  # [rows, addends, n]
+    if addends == 1:
         return graph.add("Squeeze", parts, [1])
     totals = graph.add("CumSum", parts, 1)
-    return graph.add("Gather", totals, count - 1, axis=1)
+    return graph.add("Gather", totals, addends - 1, axis=1)
+
+
+def _without_fractions(graph: Graph, cells: str) -> str:
+    sizes = graph.add("Floor", graph.add("Abs", cells))
+    return graph.add("Mul", graph.add("Sign", cells), sizes)
 
 
 def _leaves(graph: Graph, cells: str, ensemble: Trees) -> str:
     """Return the number of the leaf that each tree reaches for each row, [rows, trees]. The leaves
     of all trees are numbered consecutively. Raise BuildError if there are too many."""
     counts = [len(tree.left) for tree in ensemble.trees]
-    number = np.repeat(np.arange(len(counts)), counts)
-    node = np.concatenate([np.arange(count) for count in counts])
+    tree_ids = np.repeat(np.arange(len(counts)), counts)
+    node_ids = np.concatenate([np.arange(count) for count in counts])
     is_leaf = ensemble.joined("left") == LEAF
     leaves = int(is_leaf.sum())
     if leaves >= MOST_LEAVES:
@@ -148,17 +156,17 @@ def _leaves(graph: Graph, cells: str, ensemble: Trees) -> str:
         cells,
         domain=ML,
         n_targets=len(counts),
-        nodes_treeids=number,
-        nodes_nodeids=node,
+        nodes_treeids=tree_ids,
+        nodes_nodeids=node_ids,
         nodes_featureids=np.where(is_leaf, 0, ensemble.joined("feature")),
         nodes_modes=np.where(is_leaf, "LEAF", ensemble.mode).tolist(),
         nodes_values_as_tensor=_doubles(np.where(is_leaf, 0.0, ensemble.joined("threshold"))),
         nodes_truenodeids=np.where(is_leaf, 0, ensemble.joined("left")),
         nodes_falsenodeids=np.where(is_leaf, 0, ensemble.joined("right")),
         nodes_missing_value_tracks_true=np.where(is_leaf, 0, ensemble.joined("missing_left") != 0),
-        target_treeids=number[is_leaf],
-        target_nodeids=node[is_leaf],
-        target_ids=number[is_leaf],
+        target_treeids=tree_ids[is_leaf],
+        target_nodeids=node_ids[is_leaf],
+        target_ids=tree_ids[is_leaf],
         target_weights_as_tensor=_doubles(np.arange(leaves)),
     )
 
@@ -181,9 +189,10 @@ class Kind:
 def kind_of(model: Any) -> str:
     """Return the key of a trained model in KINDS, or "" if it is not a tree model that this module
     converts."""
-    kind = type(model)
-    library = kind.__module__.partition(".")[0]
-    names = {f"{library}.{kind.__name__}", *(each.__name__ for each in kind.__mro__)}
+    own_class = type(model)
+    library = own_class.__module__.partition(".")[0]
+    names = {base.__name__ for base in own_class.__mro__}
+    names.add(f"{library}.{own_class.__name__}")
     return next((name for name in KINDS if name in names), "")
 
 
@@ -205,9 +214,9 @@ def write_trees(graph: Graph, model: Any, trees: Trees, cells: str) -> Outputs:
 
 def _tree(model: Any, scale: float = 1.0) -> Tree:
     """Return the tree of a scikit-learn estimator, with its leaf values multiplied by `scale`."""
-    tree = model.tree_  # its `value` is [nodes, outputs, classes]
-    is_classifier = hasattr(model, "classes_")
-    values = tree.value[:, 0] if is_classifier else tree.value[:, :, 0]
+    tree = model.tree_
+    # [nodes, outputs, classes]; a classifier has one output, and a regressor has one class
+    values = tree.value[:, 0] if hasattr(model, "classes_") else tree.value[:, :, 0]
     return Tree(
         tree.feature,
         tree.threshold,
@@ -240,15 +249,18 @@ def _boosted(model: Any) -> Trees:
 
 
 def _histogram(model: Any) -> Trees:
-    first = np.ravel(model._baseline_prediction)
     trees = [_of_predictor(each) for each in chain.from_iterable(model._predictors)]
     bins = model._bin_mapper
-    pairs = zip(bins.bin_thresholds_, bins.is_categorical_, strict=True)
-    most = [max(values) if is_category else np.nan for values, is_category in pairs]
-    return Trees.boosted(first, trees, most=np.array(most, float))
+    highest = np.full(len(bins.is_categorical_), np.nan)
+    for column in np.flatnonzero(bins.is_categorical_):
+        # the thresholds of a categorical column are its categories
+        highest[column] = max(bins.bin_thresholds_[column])
+    return Trees.boosted(np.ravel(model._baseline_prediction), trees, highest_category=highest)
 
 
 def _of_predictor(predictor: Any) -> Tree:
+    """Return one tree of a HistGradientBoosting model. A bitset has the categories that a node
+    sends to the left."""
     nodes = predictor.nodes
     is_leaf = nodes["is_leaf"] != 0
     tree = Tree(
@@ -260,9 +272,12 @@ def _of_predictor(predictor: Any) -> Tree:
         nodes["value"][:, None],
     )
     bits = np.unpackbits(predictor.raw_left_cat_bitsets.view(np.uint8), axis=1, bitorder="little")
-    splits = np.flatnonzero((nodes["is_categorical"] != 0) & ~is_leaf).tolist()
-    rows = nodes["bitset_idx"]
-    return _with_sets(tree, {node: np.flatnonzero(bits[rows[node]]) for node in splits})
+    has_set = (nodes["is_categorical"] != 0) & ~is_leaf
+    sets: dict[int, Array] = {}
+    for node in np.flatnonzero(has_set).tolist():
+        bitset = bits[nodes["bitset_idx"][node]]
+        sets[node] = np.flatnonzero(bitset)
+    return _with_sets(tree, sets)
 
 
 def _with_sets(tree: Tree, sets: Mapping[int, Array]) -> Tree:
@@ -279,15 +294,18 @@ def _with_sets(tree: Tree, sets: Mapping[int, Array]) -> Tree:
     rows: list[Any] = list(zip(*columns, strict=True))
     for node, numbers in sets.items():
         feature, _, left, right, missing_left = rows[node]
-        every = np.arange(-1, max(numbers, default=0) + 2)
-        borders = np.flatnonzero(np.diff(np.isin(every, numbers))) - 0.5
+        is_in_set = np.isin(np.arange(-1, max(numbers, default=0) + 2), numbers)
+        # index i of `is_in_set` is the integer i - 1, so the border behind it is i - 0.5
+        borders = np.flatnonzero(np.diff(is_in_set)) - 0.5
         missing = left if missing_left else right
         following = len(rows) if len(borders) else right
         rows[node] = [feature, -np.inf, missing, following, 1]
         for place, border in enumerate(borders):
+            # integers below the first border are outside the set, those below the second in it, …
+            below = left if place % 2 else right
             is_last = place == len(borders) - 1
-            beyond = right if is_last else len(rows) + 1
-            rows.append([feature, border, left if place % 2 else right, beyond, 0])
+            above = right if is_last else len(rows) + 1
+            rows.append([feature, border, below, above, 0])
     count, width = tree.values.shape
     added = np.zeros((len(rows) - count, width))
     return Tree.of(rows, np.concatenate([tree.values, added]))
@@ -298,55 +316,60 @@ def _shares(graph: Graph, model: Any, sums: str) -> Outputs:
     highest mean."""
     count = len(getattr(model, "estimators_", [model]))
     means = graph.add("Div", sums, float(count))
-    return _of_classes(graph, model, means) if hasattr(model, "classes_") else {VARIABLE: means}
+    if hasattr(model, "classes_"):
+        return _with_likeliest_class(graph, model, means)
+    return {VARIABLE: means}
 
 
 def _linked(graph: Graph, model: Any, sums: str) -> Outputs:
     """Turn the sums into predictions, according to the loss of a boosted model of scikit-learn."""
     link = type(model._loss.link).__name__
     if not hasattr(model, "classes_"):
-        is_log = link == "LogLink" and hasattr(model, "_predictors")
-        return {VARIABLE: graph.add("Exp", sums) if is_log else sums}
+        return {VARIABLE: graph.add("Exp", sums) if link == "LogLink" else sums}
     if link == "MultinomialLogit":
         index = graph.add("ArgMax", sums, axis=1, keepdims=0)
-        return _named(graph, model, index, graph.add("Softmax", sums, axis=1))
+        return _with_class(graph, model, index, graph.add("Softmax", sums, axis=1))
+    # for a sum of 0, HistGradientBoosting predicts the first class, and GradientBoosting the second
     comparison = "Greater" if hasattr(model, "_predictors") else "GreaterOrEqual"
     is_second = graph.add(comparison, sums, 0.0)
-    margins = sums
+    logits = sums
     if link == "HalfLogitLink":  # the sums are halves of logits
-        margins = graph.add("Mul", sums, 2.0)
-    shares = _of_two(graph, graph.add("Sigmoid", margins), 1.0)
-    return _named(graph, model, _index(graph, is_second), shares)
+        logits = graph.add("Mul", sums, 2.0)
+    probabilities = _of_both(graph, graph.add("Sigmoid", logits), 1.0)
+    return _with_class(graph, model, _class_index(graph, is_second), probabilities)
 
 
-def _of_two(graph: Graph, second: str, one: Any) -> str:
-    """Return the probabilities of both classes, given those of the `second` class."""
-    return graph.add("Concat", graph.add("Sub", one, second), second, axis=1)
+def _of_both(graph: Graph, second: str, one: Any) -> str:
+    """Return the probabilities of both classes, given those of the `second` class. `one` is the
+    number 1 in their datatype."""
+    first = graph.add("Sub", one, second)
+    return graph.add("Concat", first, second, axis=1)
 
 
-def _index(graph: Graph, is_second: str) -> str:
+def _class_index(graph: Graph, is_second: str) -> str:
     """Return the index of each row's class, 0 or 1 [rows]. `is_second` [rows, 1] is true for the
     second class."""
     return graph.cast(graph.add("Squeeze", is_second, [1]), TensorProto.INT64)
 
 
-def _of_classes(graph: Graph, model: Any, shares: str) -> Outputs:
-    index = graph.add("ArgMax", shares, axis=1, keepdims=0)
-    return _named(graph, model, index, shares)
+def _with_likeliest_class(graph: Graph, model: Any, probabilities: str) -> Outputs:
+    """Return the class with the highest probability, and the probabilities."""
+    index = graph.add("ArgMax", probabilities, axis=1, keepdims=0)
+    return _with_class(graph, model, index, probabilities)
 
 
-def _named(graph: Graph, model: Any, index: str, shares: str) -> Outputs:
-    """Return the class [rows] at each index, and the probabilities of all classes (`shares`). A
-    Booster has no `classes_`, so the index is the class."""
+def _with_class(graph: Graph, model: Any, index: str, probabilities: str) -> Outputs:
+    """Return the class [rows] at each index, and the probabilities of all classes. A Booster has no
+    `classes_`, so the index is the class."""
     classes = getattr(model, "classes_", None)
     if classes is None:
-        return {LABEL: index, PROBABILITIES: shares}
+        return {LABEL: index, PROBABILITIES: probabilities}
     values = np.asarray(classes)
     if values.dtype.kind in "OSU":
         values = values.astype(str).astype(object)
     elif values.dtype.kind in "iu":
         values = values.astype(np.int64)
-    return {LABEL: graph.add("Gather", values, index), PROBABILITIES: shares}
+    return {LABEL: graph.add("Gather", values, index), PROBABILITIES: probabilities}
 
 
 def booster_of(model: Any) -> Any:
@@ -365,6 +388,13 @@ def objective_of(model: Any) -> str:
     return str(booster.dump_model(num_iteration=1).get("objective", "custom"))
 
 
+def _returns_classes(model: Any, is_binary: bool) -> bool:
+    """Return whether a model of XGBoost or LightGBM returns classes: a classifier does, and of
+    Boosters, which have no classes of their own, those whose objective `is_binary`."""
+    is_booster = booster_of(model) is model
+    return hasattr(model, "classes_") or (is_booster and is_binary)
+
+
 # --- XGBoost
 
 
@@ -376,7 +406,7 @@ def best_trees(booster: Any) -> Any:
 
 
 def _xgboost(model: Any) -> Trees:
-    """Return the trees of a model of XGBoost."""
+    """Return the trees. Raise BuildError if the model has options that are not converted."""
     booster = booster_of(model)
     document = json.loads(booster.save_raw("json"))
     gradient_booster = document["learner"]["gradient_booster"]
@@ -387,16 +417,17 @@ def _xgboost(model: Any) -> Trees:
         )
     forest = gradient_booster["model"]
     trees = [_of_json(tree) for tree in forest["trees"]]
-    # set all leaves in the document to 0, for _answer_without_leaves
+    # set all leaves in the document to 0, for _base_scores
     for tree, described in zip(trees, forest["trees"], strict=True):
         thresholds = np.where(tree.left == LEAF, 0, tree.threshold)
         described["split_conditions"] = thresholds.tolist()
-    first = _answer_without_leaves(document, booster.num_features())
-    by_sum = np.argsort(forest["tree_info"], kind="stable").reshape(len(first), -1)
+    base_scores = _base_scores(document, booster.num_features())
+    # tree_info has the sum to which each tree adds
+    by_sum = np.argsort(forest["tree_info"], kind="stable").reshape(len(base_scores), -1)
     order = by_sum.T.ravel()  # the first tree of each sum, then the second of each …
     missing = getattr(model, "missing", None)
     return Trees.boosted(
-        first,
+        base_scores,
         [trees[index] for index in order],
         mode=LESS,
         in_fp32=True,
@@ -404,7 +435,7 @@ def _xgboost(model: Any) -> Trees:
     )
 
 
-def _answer_without_leaves(document: Mapping[str, Any], features: int) -> Array:
+def _base_scores(document: Mapping[str, Any], features: int) -> Array:
     """Return the base scores of the XGBoost model in the JSON `document`, all of whose leaves are
     0. They are computed by a prediction, because their meaning in the JSON depends on the version
     of XGBoost that wrote it."""
@@ -418,6 +449,7 @@ def _answer_without_leaves(document: Mapping[str, Any], features: int) -> Array:
 
 
 def _of_json(tree: Mapping[str, Any]) -> Tree:
+    """Read a tree from XGBoost's JSON. Raise BuildError if it is not converted."""
     if any(tree["split_type"]):
         raise BuildError(
             "it has categorical columns, which are not converted: train it on codes or on columns "
@@ -436,7 +468,8 @@ def _of_json(tree: Mapping[str, Any]) -> Tree:
     )
 
 
-IDENTITY = (
+# objectives, or their beginnings: the prediction is the sum itself, or e to the power of the sum
+XGBOOST_IDENTITY = (
     "rank:",
     "reg:squared",
     "reg:absolute",
@@ -444,35 +477,38 @@ IDENTITY = (
     "reg:quantile",
     "binary:logitraw",
 )
-EXPONENTIAL = ("count:poisson", "reg:gamma", "reg:tweedie", "survival:")
+XGBOOST_EXPONENTIAL = ("count:poisson", "reg:gamma", "reg:tweedie", "survival:")
 
 
 def _xgboost_answer(graph: Graph, model: Any, sums: str) -> Outputs:
     """Turn the sums into predictions, according to the objective, in FP32 as XGBoost does."""
     objective = objective_of(model)
     if objective.startswith("multi:"):
-        shares = _softmax(graph, sums)
-        decisive = sums if objective == "multi:softmax" else shares
+        probabilities = _softmax(graph, sums)
+        # as XGBoost does, because rounding can make the probabilities of different sums equal
+        decisive = sums if objective == "multi:softmax" else probabilities
         index = graph.add("ArgMax", decisive, axis=1, keepdims=0)
-        return _named(graph, model, index, shares)
+        return _with_class(graph, model, index, probabilities)
     values = _transformed(graph, objective, sums)
-    if not hasattr(model, "classes_") and objective != "binary:logistic":
+    if not _returns_classes(model, objective == "binary:logistic"):
         return {VARIABLE: values}
     is_second = graph.add("Greater", values, np.float32(0.5))
-    shares = _of_two(graph, values, np.float32(1))
-    return _named(graph, model, _index(graph, is_second), shares)
+    probabilities = _of_both(graph, values, np.float32(1))
+    return _with_class(graph, model, _class_index(graph, is_second), probabilities)
 
 
 def _transformed(graph: Graph, objective: str, sums: str) -> str:
+    """Return what XGBoost's objective makes of the sums. Raise BuildError if the objective is not
+    converted."""
     if objective in ("binary:logistic", "reg:logistic"):
         one = np.float32(1)
         power = _exp(graph, graph.add("Neg", sums))
         return graph.add("Div", one, graph.add("Add", one, power))
     if objective == "binary:hinge":
         return graph.cast(graph.add("Greater", sums, np.float32(0)), TensorProto.FLOAT)
-    if objective.startswith(EXPONENTIAL):
+    if objective.startswith(XGBOOST_EXPONENTIAL):
         return _exp(graph, sums)
-    if objective.startswith(IDENTITY):
+    if objective.startswith(XGBOOST_IDENTITY):
         return sums
     raise BuildError(f"XGBoost's objective {objective} is not converted")
 
@@ -485,6 +521,7 @@ def _exp(graph: Graph, values: str) -> str:
 
 
 def _softmax(graph: Graph, sums: str) -> str:
+    """Return the softmax of FP32 sums. Like XGBoost, add up the powers in FP64."""
     greatest = graph.add("ReduceMax", sums, axes=[1])
     powers = _exp(graph, graph.add("Sub", sums, greatest))
     doubles = graph.cast(powers, TensorProto.DOUBLE)
@@ -496,6 +533,7 @@ def _softmax(graph: Graph, sums: str) -> str:
 
 
 def _lightgbm(model: Any) -> Trees:
+    """Return the trees. Raise BuildError if the model has options that are not converted."""
     booster = booster_of(model)
     document = booster.dump_model()
     if document["pandas_categorical"]:
@@ -512,80 +550,60 @@ def _lightgbm(model: Any) -> Trees:
             "pred_early_stop leaves out trees of some rows, and all trees are built: "
             "model.set_params(pred_early_stop=False), and save it again"
         )
-    missing: dict[int, set[str]] = {}
-    most = np.full(booster.num_feature(), np.nan)
-    trees = [_of_dump(each["tree_structure"], missing, most) for each in document["tree_info"]]
-    for feature, kinds in sorted(missing.items()):
+    missing_types: dict[int, set[str]] = {}
+    highest = np.full(booster.num_feature(), np.nan)
+    trees = [
+        _of_dump(each["tree_structure"], missing_types, highest) for each in document["tree_info"]
+    ]
+    zero_values = np.zeros(len(highest))
+    for feature, kinds in sorted(missing_types.items()):
         if len(kinds) > 1:
             raise BuildError(f"its trees take missing cells of column {feature} in several ways")
-    zeros = np.zeros(len(most))
-    zeros[[feature for feature, kinds in missing.items() if kinds == {"Zero"}]] = np.nan
-    first = np.zeros(int(document["num_tree_per_iteration"]))
-    return Trees.boosted(first, trees, zeros=zeros, most=most)
+        if kinds == {"Zero"}:  # 0 means a missing cell
+            zero_values[feature] = np.nan
+    base_scores = np.zeros(int(document["num_tree_per_iteration"]))
+    return Trees.boosted(base_scores, trees, zero_values=zero_values, highest_category=highest)
 
 
-def _of_dump(root: Mapping[str, Any], missing: dict[int, set[str]], most: Array) -> Tree:
-    """Read a tree from the output of LightGBM's dump_model(). Record in `missing` how each column
-    treats missing cells, and in `most` which columns are categorical."""
+def _of_dump(root: Mapping[str, Any], missing_types: dict[int, set[str]], highest: Array) -> Tree:
+    """Read a tree from the output of LightGBM's dump_model(). Record in `missing_types` how each
+    column with numbers treats missing cells, and set `highest` to inf for categorical columns."""
     rows: list[list[Any]] = []
     values: list[list[float]] = []
     sets: dict[int, Array] = {}
+    # nodes with the row of their parent, and the index at which that row gets their own row
     pending: list[tuple[Mapping[str, Any], int, int]] = [(root, LEAF, 0)]
     while pending:
         node, parent, side = pending.pop()
+        own = len(rows)
         if parent != LEAF:
-            rows[parent][side] = len(rows)
+            rows[parent][side] = own
         values.append([node.get("leaf_value", 0.0)])
         if "split_feature" not in node:
             rows.append([0, 0.0, LEAF, LEAF, 0])
             continue
-        feature, kind = node["split_feature"], node["missing_type"]
+        feature = node["split_feature"]
         threshold = node["threshold"]
         # 2 and 3 are the indices of left and right in a row
-        pending.append((node["left_child"], len(rows), 2))
-        pending.append((node["right_child"], len(rows), 3))
+        pending.append((node["left_child"], own, 2))
+        pending.append((node["right_child"], own, 3))
         if node["decision_type"] == "==":
-            most[feature] = np.inf
-            sets[len(rows)] = np.array([int(number) for number in threshold.split("||")])
+            highest[feature] = np.inf
+            numbers = threshold.split("||")
+            sets[own] = np.array(numbers, int)
             rows.append([feature, 0.0, 0, 0, 0])
             continue
-        missing.setdefault(feature, set()).add(kind)
+        missing_type = node["missing_type"]
+        missing_types.setdefault(feature, set()).add(missing_type)
         if abs(threshold) >= INFINITE:
             threshold = np.copysign(np.inf, threshold)
         # a column that had no missing cells in training treats a missing cell as 0
-        goes_left = threshold >= 0 if kind == "None" else node["default_left"]
+        goes_left = threshold >= 0 if missing_type == "None" else node["default_left"]
         rows.append([feature, threshold, 0, 0, int(goes_left)])
     return _with_sets(Tree.of(rows, values), sets)
 
 
-def _lightgbm_answer(graph: Graph, model: Any, sums: str) -> Outputs:
-    """Turn the sums into predictions, according to the objective, in FP64."""
-    booster = booster_of(model)
-    document = booster.dump_model(num_iteration=1)
-    objective, *options = str(document.get("objective", "custom")).split(" ")
-    numbers = dict(option.split(":") for option in options if ":" in option)
-    if document["average_output"]:
-        iterations = booster.num_trees() // document["num_tree_per_iteration"]
-        sums = graph.add("Div", sums, float(iterations))
-    scaled = graph.add("Mul", sums, float(numbers.get("sigmoid", 1)))
-    if objective == "multiclass":
-        return _of_classes(graph, model, graph.add("Softmax", sums, axis=1))
-    if objective == "multiclassova":
-        return _of_classes(graph, model, graph.add("Sigmoid", scaled))
-    if objective == "binary" or (objective == "cross_entropy" and hasattr(model, "classes_")):
-        return _of_classes(graph, model, _of_two(graph, graph.add("Sigmoid", scaled), 1.0))
-    if objective == "cross_entropy":
-        return {VARIABLE: graph.add("Sigmoid", sums)}
-    if objective in ("poisson", "gamma", "tweedie"):
-        return {VARIABLE: graph.add("Exp", sums)}
-    if objective in PLAIN and "sqrt" in options:
-        return {VARIABLE: graph.add("Mul", sums, graph.add("Abs", sums))}
-    if objective in PLAIN:
-        return {VARIABLE: sums}
-    raise BuildError(f"LightGBM's objective {objective} is not converted")
-
-
-PLAIN = (
+LIGHTGBM_IDENTITY = (  # objectives whose prediction is the sum itself
     "regression",
     "regression_l1",
     "huber",
@@ -595,6 +613,36 @@ PLAIN = (
     "lambdarank",
     "rank_xendcg",
 )
+
+
+def _lightgbm_answer(graph: Graph, model: Any, sums: str) -> Outputs:
+    """Turn the sums into predictions, according to the objective and its options, in FP64."""
+    booster = booster_of(model)
+    document = booster.dump_model(num_iteration=1)
+    objective, *options = objective_of(model).split(" ")
+    numbers = dict(option.split(":") for option in options if ":" in option)
+    if document["average_output"]:
+        iterations = booster.num_trees() // document["num_tree_per_iteration"]
+        sums = graph.add("Div", sums, float(iterations))
+    scaled = graph.add("Mul", sums, float(numbers.get("sigmoid", 1)))
+    if objective == "multiclass":
+        return _with_likeliest_class(graph, model, graph.add("Softmax", sums, axis=1))
+    if objective == "multiclassova":
+        return _with_likeliest_class(graph, model, graph.add("Sigmoid", scaled))
+    if objective in ("binary", "cross_entropy"):
+        second = graph.add("Sigmoid", scaled)
+        if not _returns_classes(model, objective == "binary"):
+            return {VARIABLE: second}
+        return _with_likeliest_class(graph, model, _of_both(graph, second, 1.0))
+    if objective in ("poisson", "gamma", "tweedie"):
+        return {VARIABLE: graph.add("Exp", sums)}
+    if objective in LIGHTGBM_IDENTITY and "sqrt" in options:  # it learned the roots of the targets
+        return {VARIABLE: graph.add("Mul", sums, graph.add("Abs", sums))}
+    if objective in LIGHTGBM_IDENTITY:
+        return {VARIABLE: sums}
+    raise BuildError(f"LightGBM's objective {objective} is not converted")
+
+
 KINDS = {  # keyed by the name of the model's class, or of one of its base classes
     "BaseDecisionTree": Kind(_one_tree, _shares),
     "ForestClassifier": Kind(_forest, _shares),

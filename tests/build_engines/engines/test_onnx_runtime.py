@@ -94,6 +94,20 @@ def test_use_only_operators_of_triton_24_10_s_onnx_runtime(name: str, repository
     onnxruntime.InferenceSession(model.SerializeToString())
 
 
+@pytest.mark.parametrize("name", MODELS)
+def test_overflow_on_no_processor(name: str, repository: Path) -> None:
+    """Processors without VNNI add two products of a UINT8 input and a weight in an INT16."""
+    model = onnx.load(open_model(f"{name}_int8", repository).file)
+    matrices = [
+        numpy_helper.to_array(tensor).astype(np.int32)
+        for tensor in model.graph.initializer
+        if tensor.data_type == onnx.TensorProto.INT8 and len(tensor.dims) > 1
+    ]
+    assert matrices
+    largest = max(np.abs(matrix).max() for matrix in matrices)
+    assert 2 * 255 * largest <= np.iinfo(np.int16).max
+
+
 def test_build_for_the_cpu_on_every_machine(repository: Path) -> None:
     stored = open_model("resnet_int8", repository, "")
     assert [group.Kind.Name(group.kind) for group in stored.config.instance_group] == ["KIND_CPU"]

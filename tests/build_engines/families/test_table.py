@@ -426,6 +426,8 @@ def test_answer_as_the_library_of_the_trees_does(
             xgboost.XGBRegressor(n_estimators=9, quantile_alpha=[0.2, 0.8], objective=QUANTILE),
             AROUND.b,
         ),
+        (xgboost.XGBRegressor(n_estimators=9, objective="binary:logistic"), AROUND.b > 0),
+        (lightgbm.LGBMRegressor(n_estimators=9, objective="binary", verbose=-1), AROUND.b > 0),
         (DecisionTreeRegressor(max_depth=4), AROUND * [1e3, 1]),
         (GradientBoostingRegressor(n_estimators=9, init="zero"), AROUND.a),
         (
@@ -435,7 +437,18 @@ def test_answer_as_the_library_of_the_trees_does(
             AROUND.b,
         ),
     ],
-    ids=["poisson", "tweedie", "root", "counts", "quantiles", "two", "zero", "averaged"],
+    ids=[
+        "poisson",
+        "tweedie",
+        "root",
+        "counts",
+        "quantiles",
+        "probabilities of XGBoost",
+        "probabilities of LightGBM",
+        "two",
+        "zero",
+        "averaged",
+    ],
 )
 def test_return_the_numbers_of_the_library_of_the_trees(
     model: Any, answers: Any, tmp_path: Path

@@ -19,33 +19,34 @@ class Nvidia:
     programs with `environ`. `code` is the version of TensorRT as NvInferVersion.h encodes it."""
 
     def __init__(self, folder: Path, gpu: str = GPU, code: int = 100800) -> None:
-        self.folder, self.log = folder, folder / "trtexec.log"
+        self.folder = folder
+        self.log = folder / "trtexec.log"
         folder.mkdir(parents=True)
-        self._program(
+        self._write_program(
             "nvidia-smi",
             f"""case "$*" in
             *name,driver_version,compute_cap*) echo "{gpu}, {DRIVER}, {CAPABILITY}";;
             *) echo "unknown query" >&2; exit 2;;
         esac""",
         )
-        self._program("trtexec", f'exec {sys.executable} {HERE / "trtexec.py"} "$@"')
+        self._write_program("trtexec", f'exec {sys.executable} {HERE / "trtexec.py"} "$@"')
         self.environ = {
             "PATH": f"{folder}:{os.environ['PATH']}",
             "STAND_IN_TENSORRT": str(code),
             "STAND_IN_LOG": str(self.log),
         }
 
-    def _program(self, name: str, text: str) -> None:
+    def _write_program(self, name: str, text: str) -> None:
+        """Write a shell script with these commands."""
         path = self.folder / name
         path.write_text(f"#!/bin/sh\n{text}\n")
         path.chmod(0o755)
 
     def runs(self) -> list[dict[str, Any]]:
-        return (
-            [json.loads(line) for line in self.log.read_text().splitlines()]
-            if self.log.exists()
-            else []
-        )
+        """Return the options of each run of trtexec, and its pid."""
+        if not self.log.exists():
+            return []
+        return [json.loads(line) for line in self.log.read_text().splitlines()]
 
 
 def tensorrt_backend(folder: Path) -> Path:

@@ -27,20 +27,20 @@ if any("gunicorn" in argument for argument in sys.orig_argv):
     def note(frame: FrameType, event: str, _argument: Any) -> None:
         name = frame.f_code.co_filename
         if event == "call" and name.startswith(PROJECT):
-            threads.setdefault(threading.current_thread().name, {})[name.removeprefix(ROOT)] = (
-                time.monotonic()
-            )
+            files = threads.setdefault(threading.current_thread().name, {})
+            files[name.removeprefix(ROOT)] = time.monotonic()
             if os.getpid() not in writers:  # starts in each process after gunicorn has forked it
                 writers.add(os.getpid())
                 threading.Thread(target=write, daemon=True).start()
 
     def write() -> None:
-        sys.setprofile(None)
+        sys.setprofile(None)  # do not record this thread
         file = Path(os.environ["WALK_FOLDER"], f"{os.getpid()}.json")
         while True:
             document = {"written": time.monotonic(), "threads": threads}
-            file.with_suffix(".new").write_text(json.dumps(document))
-            file.with_suffix(".new").replace(file)
+            new = file.with_suffix(".new")
+            new.write_text(json.dumps(document))
+            new.replace(file)
             time.sleep(0.2)
 
     threading.setprofile(note)
