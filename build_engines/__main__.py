@@ -13,11 +13,11 @@ from build_engines.recipes import RECIPES
 from build_engines.request import REPOSITORY, Request, positive
 
 INTERRUPTED = 130  # the exit code that shells report for a command that SIGINT ended
-# A command that is still running this many seconds after an interrupt is interrupted again. This
-# is longer than cleaning up takes (up to 6 s).
-SWALLOWED = 8.0
+# A command that is still running this long after an interrupt is interrupted again. This is longer
+# than cleaning up takes (up to 6 s).
+REPEAT_INTERRUPT_SECONDS = 8.0
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)
-FIELDS = dataclasses.fields(Request)[1:]  # without `model`
+OPTION_FIELDS = dataclasses.fields(Request)[1:]  # all except `model`, which has no flag
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -31,16 +31,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return int(parsed.run(parsed))
     except BuildError as err:
-        return _failed(str(err), err.code)
+        return _print_failure(str(err), err.code)
     except ModuleNotFoundError as err:
-        return _failed(
+        return _print_failure(
             f"this needs the package '{err.name}', which is not installed: make dev installs it", 1
         )
     except OSError as err:
-        return _failed(str(err), 1)
+        return _print_failure(str(err), 1)
     except KeyboardInterrupt:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        return _failed("interrupted; no model was changed", INTERRUPTED)
+        signal.setitimer(signal.ITIMER_REAL, 0)  # stop the timer that _interrupt started
+        return _print_failure("interrupted; no model was changed", INTERRUPTED)
 
 
 def clean_up_at_signals() -> None:
@@ -51,19 +51,22 @@ def clean_up_at_signals() -> None:
 
 
 def ignore_signals() -> None:
-    """Ignore the signals that `clean_up_at_signals` handles. The command `build` calls this just
-    before it publishes the model, so an interrupted command has not changed a model."""
+    """Ignore the signals that `clean_up_at_signals` handles, if it was called. The command `build`
+    calls this just before it publishes the model, so an interrupted command has not changed a
+    model."""
     for number in SIGNALS:
         if signal.getsignal(number) is _interrupt:
             signal.signal(number, signal.SIG_IGN)
 
 
 def _interrupt(*_: object) -> None:
-    signal.setitimer(signal.ITIMER_REAL, SWALLOWED)
+    """Raise KeyboardInterrupt, and start the timer whose SIGALRM raises it again."""
+    signal.setitimer(signal.ITIMER_REAL, REPEAT_INTERRUPT_SECONDS)
     raise KeyboardInterrupt
 
 
-def _failed(message: str, code: int) -> int:
+def _print_failure(message: str, code: int) -> int:
+    """Print the message to stderr, and return `code`."""
     print(f"build_engines: {message}", file=sys.stderr)
     return code
 
@@ -77,7 +80,8 @@ def _unrecognized(words: Sequence[str]) -> str:
     message = f"unrecognized arguments: {' '.join(words)}"
     if name not in all_settings():
         return message
-    value = value or " ".join(words[1:2])
+    if not value and len(words) > 1:
+        value = words[1]
     return f"{message}; use --set {name}={value}"
 
 
@@ -89,16 +93,12 @@ def make_parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_build(commands.add_parser("build", help="build a model folder from weights"))
-    commands.add_parser("list", help="list the models that can be built by name").set_defaults(
-        run=_list
+    listing = commands.add_parser("list", help="list the models that can be built by name")
+    listing.set_defaults(run=_list)
+    verify = commands.add_parser(
+        "verify", help="compare the engine with its fp32 reference; exit code 1 if a limit fails"
     )
-    verify = _stored(
-        commands.add_parser(
-            "verify",
-            help="compare the engine with its fp32 reference; exit code 1 if a limit fails",
-        ),
-        _verify,
-    )
+    _add_stored_model(verify, _verify)
     verify.add_argument(
         "--reference", type=Path, metavar="ONNX", help="the fp32 model, if it is not in the cache"
     )
@@ -106,9 +106,8 @@ def make_parser() -> argparse.ArgumentParser:
         "--samples", type=Path, metavar="PATH", help="a folder of images, or a file of texts"
     )
     verify.add_argument("--count", type=positive, default=0, help="number of samples; default: all")
-    archive = _stored(
-        commands.add_parser("archive", help="make the NAME.tar.gz that SageMaker takes"), _archive
-    )
+    archive = commands.add_parser("archive", help="make the NAME.tar.gz that SageMaker takes")
+    _add_stored_model(archive, _archive)
     archive.add_argument(
         "--copies", type=positive, default=0, help="make NAME-0.tar.gz …, each with its own name"
     )
@@ -122,16 +121,16 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _stored(
+def _add_stored_model(
     parser: argparse.ArgumentParser, run: Callable[[argparse.Namespace], int]
-) -> argparse.ArgumentParser:
-    """Add the arguments of a command that reads a model in the repository. Return the parser."""
+) -> None:
+    """Add the arguments of a command that reads a model in the repository, and make the command
+    call `run`."""
     parser.add_argument("model", metavar="MODEL", help="a folder of the repository")
     parser.add_argument(
         "--repository", type=Path, default=REPOSITORY, metavar="FOLDER", help="the model repository"
     )
     parser.set_defaults(run=run)
-    return parser
 
 
 def _add_build(parser: argparse.ArgumentParser) -> None:
@@ -147,13 +146,13 @@ def _add_build(parser: argparse.ArgumentParser) -> None:
         "--force", action="store_true", help="build even if the model is up to date"
     )
     groups: dict[str, argparse._ActionsContainer] = {"": parser}
-    for field in FIELDS:
-        words = dict(field.metadata)
-        title = words.pop("group")
+    for field in OPTION_FIELDS:
+        keywords = dict(field.metadata)
+        title = keywords.pop("group")
         if title not in groups:
             groups[title] = parser.add_argument_group(title)
-        flag = words.pop("flag", f"--{field.name.replace('_', '-')}")
-        groups[title].add_argument(flag, dest=field.name, default=argparse.SUPPRESS, **words)
+        flag = keywords.pop("flag", f"--{field.name.replace('_', '-')}")
+        groups[title].add_argument(flag, dest=field.name, default=argparse.SUPPRESS, **keywords)
 
 
 def request_of(parsed: argparse.Namespace) -> Request:
@@ -163,10 +162,9 @@ def request_of(parsed: argparse.Namespace) -> Request:
     from build_engines.engines.trtexec import find_trtexec
     from serving.host.machine import has_gpu
 
+    arguments = vars(parsed)  # without the flags that the user left out
     fields = {
-        field.name: value
-        for field in FIELDS
-        if (value := getattr(parsed, field.name, None)) is not None
+        field.name: arguments[field.name] for field in OPTION_FIELDS if field.name in arguments
     }
     for name in (parsed.model, fields.get("name", parsed.model)):
         if not name or name.startswith(".") or "/" in name or name != name.strip():

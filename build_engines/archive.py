@@ -13,7 +13,7 @@ import os
 import shutil
 import tarfile
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from build_engines.config_pbtxt import HEADER, render
@@ -39,9 +39,10 @@ def archive(name: str, repository: Path, out: Path, copies: int = 0) -> list[Pat
     folders: dict[str, Path] = {}
     clients: dict[str, Path] = {}  # the folder of shared clients, keyed by the model that uses it
     for part, own_config in {name: config, **parts}.items():
-        folders[part] = folder = repository / part
+        folder = repository / part
         if not versions(folder):
             raise BuildError(f"{folder} has no version with a model file in it: build it first")
+        folders[part] = folder
         if shared := shared_clients(folder, own_config):
             clients[part] = shared
     out.mkdir(parents=True, exist_ok=True)
@@ -53,7 +54,8 @@ def _write(
     out: Path, name: str, folders: Mapping[str, Path], clients: Mapping[str, Path], ending: str
 ) -> Path:
     """Write one archive and return its path. The models' files are linked into a temporary folder
-    and archived there; then the archive is moved into `out`."""
+    and archived there; then the archive is moved into `out`. `ending` is that of a copy's name, or
+    "" for the model itself, whose configurations stay as they are."""
     target = out / f"{name}{ending}.tar.gz"
     names = {part: f"{part}{ending.replace('-', '_')}" for part in folders}
     contents = {names[part]: folder for part, folder in folders.items()}
@@ -64,23 +66,27 @@ def _write(
             shutil.copytree(
                 folder.resolve(), linked / packed_name, copy_function=os.symlink, ignore=SKIPPED
             )
-        renamed_parts = folders if ending else ()
-        for part in renamed_parts:
+        copied_parts = folders if ending else ()
+        for part in copied_parts:
             for file in (linked / names[part]).rglob("*.pbtxt"):
                 text = renamed(file.read_text(encoding="utf-8"), part, names, part in clients)
-                file.unlink()
+                file.unlink()  # the link, so that the repository's file is not overwritten
                 file.write_text(text, encoding="utf-8")
-        with (
-            packed.open("wb") as raw,
-            gzip.GzipFile("", "wb", compresslevel=1, fileobj=raw, mtime=0) as zipped,
-            tarfile.open(
-                fileobj=zipped, mode="w|", format=tarfile.GNU_FORMAT, dereference=True
-            ) as tar,
-        ):
-            for packed_name in contents:
-                tar.add(linked / packed_name, packed_name, filter=_anonymous)
+        _pack(linked, contents, packed)
         packed.replace(target)
     return target
+
+
+def _pack(parent: Path, names: Iterable[str], file: Path) -> None:
+    """Write the folders with these names in `parent` to `file`, a tar.gz without times and owners.
+    Replace links by the files they point to."""
+    with (
+        file.open("wb") as raw,
+        gzip.GzipFile("", "wb", compresslevel=1, fileobj=raw, mtime=0) as zipped,
+        tarfile.open(fileobj=zipped, mode="w|", format=tarfile.GNU_FORMAT, dereference=True) as tar,
+    ):
+        for name in names:
+            tar.add(parent / name, name, filter=_anonymous)
 
 
 def _anonymous(entry: tarfile.TarInfo) -> tarfile.TarInfo:
@@ -96,20 +102,20 @@ def _anonymous(entry: tarfile.TarInfo) -> tarfile.TarInfo:
     )
 
 
-def renamed(text: str, name: str, names: Mapping[str, str], shares: bool = False) -> str:
+def renamed(text: str, name: str, names: Mapping[str, str], is_client_shared: bool) -> str:
     """Return `text`, a configuration of the model `name`, changed for a copy of the model. `names`
     maps the name of each model in the archive to the name of its copy.
 
     A model without the parameter `client` uses the client of its own name, if there is one. Its
-    copy has another name, so the copy's configuration gets the parameter. `shares` is true if the
-    model's client is in the repository's folder of shared clients.
+    copy has another name, so the copy's configuration gets the parameter. `is_client_shared` is
+    true if the model's client is in the repository's folder of shared clients.
     """
     config = parse_config(text)
     if config.name:
         config.name = names[name]
     for step in config.ensemble_scheduling.step:
         step.model_name = names.get(step.model_name, step.model_name)
-    has_client_of_its_name = shares or name in (*client_names(), *CLIENT_ALIASES)
+    has_client_of_its_name = is_client_shared or name in (*client_names(), *CLIENT_ALIASES)
     if has_client_of_its_name and "client" not in config.parameters:
         config.parameters["client"].string_value = name
     comments = "".join(line for line in text.splitlines(keepends=True) if line.startswith("#"))

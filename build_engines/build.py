@@ -124,13 +124,13 @@ def _sources(request: Request, weights: Weights) -> dict[str, Any]:
     if request.weights and Path(request.weights).expanduser().exists():
         sources["weights"] = Path(request.weights).name
     sources["calibration"] = request.calibration.name if request.calibration else ""
-    digests = weights.digests
+    sources["sha256"] = dict(weights.digests)
     for flag in ("labels", "tokenizer"):
-        if file := sources.pop(flag):
-            digests[flag] = digest_of_path(file)
-    sources["sha256"] = digests
-    if request.target == "tensorrt" and (bound := trtexec.bound_to()):
-        sources["bound_to"] = bound
+        if path := sources.pop(flag):
+            sources["sha256"][flag] = digest_of_path(path)
+    plan_bound_to = trtexec.bound_to() if request.target == "tensorrt" else {}
+    if plan_bound_to:
+        sources["bound_to"] = plan_bound_to
     as_read_back: dict[str, Any] = json.loads(json.dumps(sources))  # tuples become lists
     return as_read_back
 

@@ -1,7 +1,7 @@
 """Compares the predictions of an engine with those of the fp32 model that it was built from, for
 `verify` and for builds."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -13,7 +13,14 @@ from build_engines.build_record import digest_of_version, reference_folder
 from build_engines.errors import BuildError, explained
 from build_engines.families.find_family import family_of
 from build_engines.measures import Measure, cosine
-from build_engines.runners import OnnxFile, Runner, example_feed, row_of, rows_of, runner_of
+from build_engines.runners import (
+    OnnxFile,
+    Runner,
+    client_outputs,
+    example_feed,
+    model_feed,
+    runner_of,
+)
 from build_engines.stored_model import StoredModel
 from clients.base import Model, ModelClient, Tensors
 from serving.clients import source_of
@@ -50,20 +57,21 @@ def verify(
     fp32 model that the build kept in the cache or, if the model's own file is still the fp32 file,
     that file. Raise BuildError if there is neither, or if one of the models cannot be run."""
     if not reference:
-        sha256 = stored.record.get("source_sha256", "")
-        kept = reference_folder(sha256) / "model.onnx"
-        known = (
-            path
-            for path in (kept, stored.version / "model.onnx")
-            if path.is_file() and digest_of_version(path.parent) == sha256
-        )
-        if not (reference := next(known, None)):
-            raise BuildError(
-                f"the fp32 model that {stored.folder.name} was made from is not in "
-                f"{kept.parent}: build it again with --force, or name it with --reference ONNX"
-            )
+        reference = _find_reference(stored)
     engine, fp32 = runner_of(stored), OnnxFile(reference)
     return compare(stored.model, stored.client(), engine, fp32, count, source)
+
+
+def _find_reference(stored: StoredModel) -> Path:
+    sha256 = stored.record.get("source_sha256", "")
+    cached = reference_folder(sha256) / "model.onnx"
+    for path in (cached, stored.version / "model.onnx"):
+        if path.is_file() and digest_of_version(path.parent) == sha256:
+            return path
+    raise BuildError(
+        f"the fp32 model that {stored.folder.name} was made from is not in {cached.parent}: build "
+        "it again with --force, or name it with --reference ONNX"
+    )
 
 
 def compare(
@@ -83,15 +91,20 @@ def compare(
     models and models without a client are always compared on random tensors.
     """
     family = family_of(source_of(client)) if client else None
-    if client is None or (family and not family.samples):
+    samples = family.samples if family else None
+    if client is None or (family and not samples):
         feed = example_feed(model, min(4, model.max_batch_size) or 1)
         return compare_tensors(feed, engine, reference, "random input")
-    if family and family.samples and family.measure and (source or family.samples.built_in):
-        samples = family.samples.read(client, source, held_out)
-        instances = list(islice(samples, count or None))
-        return [_score_of(client, family.measure(client), engine, reference, instances, source)]
+    instances: Iterator[Any] | None = None
+    if samples and source:
+        instances = samples.read(client, source, held_out)
+    elif samples and samples.built_in:
+        instances = samples.built_in(client)
+    if instances is not None and family and family.measure:
+        first = list(islice(instances, count or None))
+        return [_score_of(client, family.measure(client), engine, reference, first, source)]
     example = client.codec.from_bytes(ServedModel(model, client).example(), Limits())
-    feed = row_of(model, _prepared(client, example))
+    feed = model_feed(model, _prepared(client, example))
     return compare_tensors(feed, engine, reference, "the model's example")
 
 
@@ -105,17 +118,16 @@ def _score_of(
 ) -> Score:
     """Return the mean similarity of the predictions that `engine` and `reference` make for each
     instance. Raise BuildError if neither detects anything in any instance."""
-    ours, theirs = (
-        [_predict(client, run, each) for each in instances] for run in (engine, reference)
-    )
-    values = map(measure.alike, ours, theirs)
-    alike = [value for value in values if value is not None]
-    if not alike:
+    ours = [_predict(client, engine, instance) for instance in instances]
+    theirs = [_predict(client, reference, instance) for instance in instances]
+    similarities = map(measure.similarity, ours, theirs)
+    known = [similarity for similarity in similarities if similarity is not None]
+    if not known:
         raise BuildError(
             f"fp32 finds nothing in {len(instances)} images of {source}: name images with "
             "objects; a build takes these with --no-compare"
         )
-    mean = float(np.mean(alike))
+    mean = float(np.mean(known))
     return Score(measure.name, mean, measure.limit, f"{len(instances)} samples")
 
 
@@ -137,8 +149,10 @@ def compare_tensors(feed: Tensors, engine: Runner, reference: Runner, note: str)
 def _predict(client: ModelClient, run: Runner, instance: Any) -> Any:
     """Run the model with `run`, and return the client's prediction with default parameters."""
     inputs = _prepared(client, instance)
-    outputs = rows_of(client.model, _run(run, row_of(client.model, inputs)))
-    return client.postprocess(outputs, inputs, [instance], client.read_parameters({}))[0]
+    outputs = _run(run, model_feed(client.model, inputs))
+    rows = client_outputs(client.model, outputs)
+    (prediction,) = client.postprocess(rows, inputs, [instance], client.read_parameters({}))
+    return prediction
 
 
 def _prepared(client: ModelClient, instance: Any) -> Tensors:

@@ -1,5 +1,6 @@
 """Writes config.pbtxt with Triton's own protobuf classes, so that Triton can read it."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +21,9 @@ def write_configs(
     """Write config.pbtxt for a GPU, and configs/cpu.pbtxt with the settings that differ on a
     machine without one (with all settings if config.pbtxt has an accelerator).
 
-    If the engine always runs on a CPU, write only config.pbtxt, for the CPU. If `any_cpu_engine` is
-    true, OpenVINO may compute an ONNX model in BF16, and unless the build is for OpenVINO, `serve`
-    chooses between the CPU engines. The settings of --set take precedence.
+    If the engine always runs on a CPU, write only config.pbtxt, for the CPU. `any_cpu_engine` has
+    the same meaning as in `_cpu_parameters`.
     """
-    cpu_parameters = dict(engine.cpu_parameters)
-    if any_cpu_engine and model_spec.platform == ONNX:
-        cpu_parameters.setdefault(PARAMETER, AUTO)
-    elif cpu_parameters.get(PARAMETER) == OPENVINO and engine.precision == "fp32":
-        cpu_parameters[PRECISION] = "f32"
     cpu = model_config(
         model_spec,
         platform=model_spec.platform,
@@ -37,10 +32,9 @@ def write_configs(
         request=request,
     )
     override = ModelConfig(instance_group=cpu.instance_group)
-    # leave out what the ModelSpec sets, which includes the settings of --set
-    for name in cpu_parameters.keys() - model_spec.settings.keys():
-        for config in (cpu, override):
-            config.parameters[name].string_value = cpu_parameters[name]
+    for name, value in _cpu_parameters(model_spec, engine, any_cpu_engine).items():
+        cpu.parameters[name].string_value = value
+        override.parameters[name].string_value = value
     if engine.runs_on_cpu:
         (folder / "config.pbtxt").write_text(render(cpu, model_spec.note))
         return
@@ -51,7 +45,7 @@ def write_configs(
         override.platform = model_spec.platform
     if engine.preferred_batch_sizes:
         gpu.dynamic_batching.preferred_batch_size.extend(engine.preferred_batch_sizes)
-        override.dynamic_batching.SetInParent()
+        override.dynamic_batching.SetInParent()  # empty, so it removes these sizes
     if engine.accelerator:
         accelerators = gpu.optimization.execution_accelerators.gpu_execution_accelerator
         accelerators.add(name="tensorrt", parameters=engine.accelerator)
@@ -61,6 +55,20 @@ def write_configs(
     (folder / "configs" / "cpu.pbtxt").write_text(render(override))
 
 
+def _cpu_parameters(
+    model_spec: ModelSpec, engine: Engine, any_cpu_engine: bool
+) -> Mapping[str, str]:
+    """Return the engine's parameters for a CPU. If `any_cpu_engine` is true, OpenVINO may compute
+    an ONNX model in BF16, and unless the build is for OpenVINO, `serve` chooses between the CPU
+    engines. Leave out what the ModelSpec sets, which includes the settings of --set."""
+    parameters = dict(engine.cpu_parameters)
+    if any_cpu_engine and model_spec.platform == ONNX:
+        parameters.setdefault(PARAMETER, AUTO)
+    elif parameters.get(PARAMETER) == OPENVINO and engine.precision == "fp32":
+        parameters[PRECISION] = "f32"
+    return {name: parameters[name] for name in parameters if name not in model_spec.settings}
+
+
 def model_config(
     model_spec: ModelSpec, platform: str, kind: str, count: int, request: Request
 ) -> Any:
@@ -68,9 +76,9 @@ def model_config(
     (KIND_CPU, KIND_GPU) as --instances says, or else `count`."""
     config = ModelConfig(platform=platform, max_batch_size=model_spec.max_batch_size)
     for spec in model_spec.inputs:
-        _tensor(config.input.add(), spec, model_spec.max_batch_size)
+        _declare_tensor(config.input.add(), spec, model_spec.max_batch_size)
     for spec in model_spec.outputs:
-        _tensor(config.output.add(), spec, model_spec.max_batch_size)
+        _declare_tensor(config.output.add(), spec, model_spec.max_batch_size)
     if model_spec.labels:
         config.output[0].label_filename = model_spec.labels
     group = config.instance_group.add(count=request.instances or count)
@@ -82,7 +90,7 @@ def model_config(
     return config
 
 
-def _tensor(target: Any, spec: TensorSpec, max_batch_size: int) -> None:
+def _declare_tensor(target: Any, spec: TensorSpec, max_batch_size: int) -> None:
     """Declare a tensor. A scalar is declared as [1], because config.pbtxt cannot declare []:
     callers see [1] (in a batch [n, 1]), and the model sees [] (in a batch [n])."""
     target.name, target.data_type = spec.name, data_type(spec.datatype)

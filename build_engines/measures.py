@@ -17,9 +17,9 @@ from serving.errors import DecodingError
 
 OVERLAP = 0.5  # minimum overlap (IoU) of two boxes that count as the same object
 HELD_OUT = 4  # INT8 is compared on every 4th sample and calibrated on the others
-LEAST = 8  # minimum number of samples to split between calibration and comparison
-SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff"}
-TEXTS = (
+LEAST_SAMPLES = 8  # minimum number of samples to split between calibration and comparison
+IMAGE_SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff"}
+BUILT_IN_TEXTS = (
     "The quick brown fox jumps over the lazy dog.",
     "A man is eating food.",
     "Someone in a gorilla costume is playing the drums.",
@@ -37,45 +37,48 @@ TEXTS = (
 class Samples:
     """Defines the samples on which a family's engines are calibrated and compared. `find` lists the
     samples in a folder or file, and `instances` converts samples to the client's instances. Without
-    a folder or file, the `built_in` instances are used, if the family has any."""
+    a folder or file, engines are compared on the `built_in` instances, if the family has any."""
 
-    find: Callable[[Path | None], Sequence[Any]]
+    find: Callable[[Path], Sequence[Any]]
     instances: Callable[[ModelClient, Sequence[Any]], Iterator[Any]]
     built_in: Callable[[ModelClient], Iterator[Any]] | None = None
 
     def read(
-        self, client: ModelClient, source: Path | None, held_out: bool | None = None
+        self, client: ModelClient, source: Path, held_out: bool | None = None
     ) -> Iterator[Any]:
         """Return the instances of `source`: those held out of calibration if `held_out` is True,
-        the others if it is False, or all if it is None. Without a source, return all built-in ones.
-        Raise UsageError if there are no samples, or too few to hold some out."""
-        if source is None and self.built_in:
-            return self.built_in(client)
-        return self.instances(client, _part(source, self.find(source), held_out))
+        the others if it is False, or all if it is None. Raise UsageError if there are no samples,
+        or too few to hold some out."""
+        samples = self.find(source)
+        if held_out is not None:
+            samples = _part(source, samples, held_out)
+        return self.instances(client, samples)
 
 
-def _part(source: Path | None, samples: Sequence[Any], held_out: bool | None) -> list[Any]:
-    if held_out is None:
-        return list(samples)
-    if len(samples) < LEAST:
+def _part(source: Path, samples: Sequence[Any], held_out: bool) -> list[Any]:
+    """Return the samples that are held out of calibration, or the others. Raise UsageError if there
+    are too few."""
+    if len(samples) < LEAST_SAMPLES:
         raise UsageError(
-            f"{source} has {len(samples)} of the {LEAST} samples that calibrate INT8 and "
+            f"{source} has {len(samples)} of the {LEAST_SAMPLES} samples that calibrate INT8 and "
             "show that it answers as fp32 does: some dozens of the kind that the model gets "
             "are best; --no-compare takes fewer"
         )
-    return [
-        sample
-        for index, sample in enumerate(samples)
-        if (index % HELD_OUT == HELD_OUT - 1) == held_out
-    ]
+    part = []
+    for index, sample in enumerate(samples):
+        is_held_out = index % HELD_OUT == HELD_OUT - 1
+        if is_held_out == held_out:
+            part.append(sample)
+    return part
 
 
-def _images(source: Path | None) -> list[Path]:
-    if source is None or not source.is_dir():
+def _image_files(source: Path) -> list[Path]:
+    if not source.is_dir():
         raise UsageError(f"{source} is not a folder of images")
-    files = sorted(path for path in source.rglob("*") if path.suffix.lower() in SUFFIXES)
+    files = sorted(path for path in source.rglob("*") if path.suffix.lower() in IMAGE_SUFFIXES)
     if not files:
-        raise UsageError(f"there is no image in {source} ({', '.join(sorted(SUFFIXES))})")
+        suffixes = ", ".join(sorted(IMAGE_SUFFIXES))
+        raise UsageError(f"there is no image in {source} ({suffixes})")
     return files
 
 
@@ -87,9 +90,9 @@ def _open_images(client: ModelClient, files: Sequence[Path]) -> Iterator[Any]:
             raise BuildError(f"{file} cannot be read as an image: {err}") from err
 
 
-def _lines(source: Path | None) -> list[str]:
+def _text_lines(source: Path) -> list[str]:
     try:
-        lines = read_lines(source or Path())
+        lines = read_lines(source)
     except (OSError, UnicodeDecodeError) as err:
         raise UsageError(f"{source} cannot be read as lines of text: {err}") from err
     if not lines:
@@ -97,21 +100,20 @@ def _lines(source: Path | None) -> list[str]:
     return lines
 
 
-def _texts(client: ModelClient, lines: Sequence[str]) -> Iterator[Any]:
-    """Return the lines as instances of the client's task."""
-    return (text_instance(client, text) for text in lines)
+def _text_instances(client: ModelClient, lines: Sequence[str]) -> Iterator[Any]:
+    return (_text_instance(client, text) for text in lines)
 
 
-def _sentences(client: ModelClient) -> Iterator[Any]:
-    """Yield the built-in sentences as instances, each with a mask if the task is fill-mask."""
+def _built_in_texts(client: ModelClient) -> Iterator[Any]:
+    """Yield the built-in texts as instances, each with a mask if the task is fill-mask."""
     end = ""
     if client.options["task"] == "fill-mask":
         end = f" {client.tokenizer.mask}"  # type: ignore[attr-defined]
-    for text in TEXTS:
-        yield text_instance(client, f"{text}{end}")
+    for text in BUILT_IN_TEXTS:
+        yield _text_instance(client, f"{text}{end}")
 
 
-def text_instance(client: ModelClient, text: str) -> Any:
+def _text_instance(client: ModelClient, text: str) -> Any:
     """Return an instance of the client's task that contains `text`."""
     task = client.options["task"]
     if task == "question-answering":
@@ -119,12 +121,12 @@ def text_instance(client: ModelClient, text: str) -> Any:
     if task == "zero-shot-classification":
         return {"text": text, "candidate_labels": ["food", "travel", "health", "business"]}
     if task == "text-ranking":
-        return {"query": text, "documents": list(TEXTS)}
+        return {"query": text, "documents": list(BUILT_IN_TEXTS)}
     return text
 
 
-IMAGES = Samples(_images, _open_images)
-SENTENCES = Samples(_lines, _texts, _sentences)
+IMAGES = Samples(_image_files, _open_images)
+SENTENCES = Samples(_text_lines, _text_instances, _built_in_texts)
 
 
 def cosine(ours: NDArray[Any], theirs: NDArray[Any]) -> float:
@@ -139,81 +141,80 @@ def cosine(ours: NDArray[Any], theirs: NDArray[Any]) -> float:
 
 @dataclass(frozen=True)
 class Measure:
-    """Measures how similar two predictions are. `alike` returns their similarity, which is 1 for
-    equal predictions, or None if neither detects anything. `limit` is the lowest mean that
-    passes."""
+    """Measures how similar two predictions are. `similarity` returns 1 for equal predictions, less
+    for others, or None if neither detects anything. `limit` is the lowest mean that passes."""
 
     name: str
     limit: float
-    alike: Callable[[Any, Any], float | None]
+    similarity: Callable[[Any, Any], float | None]
 
 
-def _equal(name: str, limit: float, read: Callable[[Any], Any]) -> Measure:
+def _equality(name: str, limit: float, read: Callable[[Any], Any]) -> Measure:
+    """Return a measure that is 1 if `read` returns the same for both predictions, else 0."""
     return Measure(name, limit, lambda ours, theirs: float(read(ours) == read(theirs)))
 
 
-def _same_vector(ours: Any, theirs: Any) -> float:
-    vectors = [np.array([each["embedding"]]) for each in (ours, theirs)]
-    return cosine(*vectors)
+def _cosine_of_embeddings(ours: Any, theirs: Any) -> float:
+    return cosine(np.array([ours["embedding"]]), np.array([theirs["embedding"]]))
 
 
-def _same_shares(ours: Any, theirs: Any) -> float:
+def _common_shares(ours: Any, theirs: Any) -> float:
     """Return the sum, over all classes, of the smaller of the class's two shares of the image."""
-    shares = {each["class_id"]: each["share"] for each in theirs["segments"]}
+    their_shares = {segment["class_id"]: segment["share"] for segment in theirs["segments"]}
     common = 0.0
-    for each in ours["segments"]:
-        common += min(each["share"], shares.get(each["class_id"], 0))
+    for segment in ours["segments"]:
+        common += min(segment["share"], their_shares.get(segment["class_id"], 0))
     return common
 
 
-def _same_boxes(ours: Any, theirs: Any) -> float | None:
+def _share_of_pairs(ours: Any, theirs: Any) -> float | None:
     """Return the share of all detections in both predictions that have a counterpart in the other
-    one, of the same class and with enough `overlap`. Return None if there are no detections."""
-    free = list(theirs["detections"])
-    total = len(ours["detections"]) + len(free)
+    one, of the same class and with enough overlap. Return None if there are no detections."""
+    unpaired = list(theirs["detections"])
+    total = len(ours["detections"]) + len(unpaired)
     paired = 0
     for mine in ours["detections"]:
-        same_class = [each for each in free if each["class_id"] == mine["class_id"]]
-        matches = [each for each in same_class if overlap(mine["box"], each["box"])]
+        same_class = [other for other in unpaired if other["class_id"] == mine["class_id"]]
+        matches = [other for other in same_class if _do_overlap(mine["box"], other["box"])]
         if matches:
-            free.remove(matches[0])
+            unpaired.remove(matches[0])
             paired += 2
     return paired / total if total else None
 
 
-def overlap(box: dict[str, float], other: dict[str, float]) -> bool:
+def _do_overlap(box: dict[str, float], other: dict[str, float]) -> bool:
     """Return whether the boxes' intersection has at least OVERLAP times the area of their union."""
     low = [max(box[side], other[side]) for side in ("xmin", "ymin")]
     high = [min(box[side], other[side]) for side in ("xmax", "ymax")]
-    common = _area(*low, *high)
-    together = _area(*box.values()) + _area(*other.values()) - common
-    return common >= OVERLAP * together > 0
+    intersection = _area(*low, *high)
+    union = _area(*box.values()) + _area(*other.values()) - intersection
+    return intersection >= OVERLAP * union > 0
 
 
 def _area(left: float, top: float, right: float, bottom: float) -> float:
     return max(right - left, 0) * max(bottom - top, 0)
 
 
-CLASSES = _equal("equal top classes", 0.98, lambda answer: answer["classes"][0]["class_id"])
-VECTORS = Measure("cosine", 0.98, _same_vector)
-DETECTIONS = Measure("detections in common", 0.90, _same_boxes)
-PIXELS = Measure("common shares of classes", 0.98, _same_shares)
-OF_TASKS = {  # keyed by the text client's task
+CLASSES = _equality("equal top classes", 0.98, lambda answer: answer["classes"][0]["class_id"])
+VECTORS = Measure("cosine", 0.98, _cosine_of_embeddings)
+DETECTIONS = Measure("detections in common", 0.90, _share_of_pairs)
+PIXELS = Measure("common shares of classes", 0.98, _common_shares)
+TEXT_MEASURES = {  # keyed by the text client's task
     "text-classification": CLASSES,
     "zero-shot-classification": CLASSES,
     "embedding": VECTORS,
-    "fill-mask": _equal(
+    "fill-mask": _equality(
         "equal first tokens", 0.90, lambda answer: answer["masks"][0][0]["token_id"]
     ),
-    "token-classification": _equal(
+    "token-classification": _equality(
         "equal entities",
         0.90,
-        lambda answer: [(each["label"], each["start"]) for each in answer["entities"]],
+        lambda answer: [(entity["label"], entity["start"]) for entity in answer["entities"]],
     ),
-    "question-answering": _equal(
+    "question-answering": _equality(
         "equal answers", 0.90, lambda answer: [each["answer"] for each in answer["answers"][:1]]
     ),
-    "text-ranking": _equal(
+    "text-ranking": _equality(
         "equal first documents", 0.90, lambda answer: answer["ranking"][0]["index"]
     ),
 }

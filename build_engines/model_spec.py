@@ -63,13 +63,15 @@ class ModelSpec:
     def profile(self) -> dict[str, tuple[tuple[int, ...], ...]]:
         """Return the minimum, typical and maximum shape of each input, including the batch
         dimension if there is one."""
-        most = self.max_batch_size
-        batches = (1, max(most // 2, 1), most) if most else (0, 0, 0)
+        largest = self.max_batch_size
+        batches = (0, 0, 0)  # full_shape then adds no batch dimension
+        if largest:
+            batches = (1, max(largest // 2, 1), largest)
         sizes = list(zip(batches, self.lengths, strict=True))
-        return {
-            spec.name: tuple(full_shape(spec, batch, length) for batch, length in sizes)
-            for spec in self.inputs
-        }
+        shapes = {}
+        for spec in self.inputs:
+            shapes[spec.name] = tuple(full_shape(spec, batch, length) for batch, length in sizes)
+        return shapes
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,9 @@ from build_engines.errors import BuildError
 from clients.base import TensorSpec
 
 LONGEST_ENTRY = 10**6  # maximum number of characters of a metadata entry that are parsed
-SQUASHING = ("Softmax", "Sigmoid", "HardSigmoid")  # operators that turn logits into scores
+TO_SCORES = ("Softmax", "Sigmoid", "HardSigmoid")  # operators that turn logits into scores
 # operators that return scores if they are given scores
-PASSING = (
+KEEPING_SCORES = (
     "Cast",
     "DequantizeLinear",
     "Dropout",
@@ -93,14 +93,14 @@ def with_computed_sizes(
     """Return the outputs. If the file declares a dimension as variable, but ONNX Runtime computes a
     size for it (in `shapes`), that size is used, because Triton's backend compares config.pbtxt
     with it."""
-    return tuple(_filled(spec, shapes[spec.name]) for spec in outputs)
+    return tuple(_with_sizes(spec, shapes[spec.name]) for spec in outputs)
 
 
-def _filled(spec: TensorSpec, sizes: Sequence[object]) -> TensorSpec:
-    if len(sizes) != len(spec.shape):  # the file's shape is wrong
+def _with_sizes(spec: TensorSpec, computed: Sequence[object]) -> TensorSpec:
+    if len(computed) != len(spec.shape):  # the file's shape is wrong
         return spec
     shape = list(spec.shape)
-    for index, size in enumerate(sizes):
+    for index, size in enumerate(computed):
         if shape[index] == -1 and isinstance(size, int):
             shape[index] = size
     return replace(spec, shape=tuple(shape))
@@ -136,15 +136,18 @@ def size_of(model: onnx.ModelProto) -> int:
 def _integers(model: onnx.ModelProto, key: str) -> list[int]:
     """Return the integers in a metadata entry, or [] if it is missing or contains anything else."""
     value = _metadata(model, key)
-    values = value if isinstance(value, list | tuple) else [value]
-    return [*values] if all(isinstance(each, int) for each in values) else []
+    values = list(value) if isinstance(value, list | tuple) else [value]
+    are_integers = all(isinstance(number, int) for number in values)
+    return values if are_integers else []
 
 
 def _metadata(model: onnx.ModelProto, key: str) -> Any:
     """Return the value of a metadata entry, or None if it is missing or not a Python literal."""
-    text = next((entry.value for entry in model.metadata_props if entry.key == key), "")
+    texts = [entry.value for entry in model.metadata_props if entry.key == key]
+    if not texts:
+        return None
     try:
-        return ast.literal_eval(text[:LONGEST_ENTRY])
+        return ast.literal_eval(texts[0][:LONGEST_ENTRY])
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         return None
 
@@ -155,21 +158,19 @@ def makes_scores(model: onnx.ModelProto, output: str) -> bool:
     makers = {name: node for node in model.graph.node for name in node.output}
     node = makers.get(output)
     for _ in makers:  # limits the number of steps, because an invalid graph may have a cycle
-        if node is None or node.op_type not in PASSING:
+        if node is None or node.op_type not in KEEPING_SCORES:
             break
         node = makers.get(node.input[0])
-    return bool(node and node.op_type in SQUASHING)
+    return bool(node and node.op_type in TO_SCORES)
 
 
 def external_files(model: onnx.ModelProto, folder: Path) -> list[Path]:
     """Return the files, other than the ONNX file itself, that hold the graph's weights. Raise
     BuildError if one is missing or outside of `folder`."""
-    names = {
-        entry.value
-        for tensor in model.graph.initializer
-        for entry in tensor.external_data
-        if entry.key == "location" and tensor.data_location == TensorProto.EXTERNAL
-    }
+    names = set()
+    for tensor in model.graph.initializer:
+        if tensor.data_location == TensorProto.EXTERNAL:
+            names |= {entry.value for entry in tensor.external_data if entry.key == "location"}
     files = [folder / name for name in sorted(names)]
     for file in files:
         if not file.resolve().is_relative_to(folder.resolve()):

@@ -53,9 +53,8 @@ class Graph:
     def add(self, operator: str, *inputs: Any, output: str = "", **attributes: Any) -> str:
         """Add a node. Each of its inputs is the name of a tensor, or a constant, which is an array
         or a number. Numbers become INT64 or FP64. Return the name of the node's output."""
-        names = [each if isinstance(each, str) else self.constant(each) for each in inputs]
-        output = output or f"{operator}_{len(self.nodes)}"
-        output = free_name(output, self.inputs)
+        names = [value if isinstance(value, str) else self.constant(value) for value in inputs]
+        output = free_name(output or f"{operator}_{len(self.nodes)}", self.inputs)
         self.nodes.append(helper.make_node(operator, names, [output], name=output, **attributes))
         return output
 
@@ -65,13 +64,14 @@ class Graph:
         prefix = f"part_{len(self.nodes)}_"
         while any(name.startswith(prefix) for name in self.inputs):
             prefix += "_"
-        names = [value.name for value in part.graph.output]
-        graph = compose.add_prefix(part, prefix).graph
-        (entry,) = graph.input
-        self.add("Identity", tensor, output=entry.name)
+        graph = compose.add_prefix(part, prefix).graph  # a copy
+        (only_input,) = graph.input
+        self.add("Identity", tensor, output=only_input.name)
         self.nodes += graph.node
-        self.constants |= {each.name: each for each in graph.initializer}
-        return dict(zip(names, (value.name for value in graph.output), strict=True))
+        self.constants |= {constant.name: constant for constant in graph.initializer}
+        names = [value.name for value in part.graph.output]
+        tensors = [value.name for value in graph.output]
+        return dict(zip(names, tensors, strict=True))
 
     def cast(self, tensor: str, kind: int) -> str:
         return self.add("Cast", tensor, to=kind)

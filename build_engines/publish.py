@@ -24,8 +24,8 @@ from serving.repository.paths import with_sources
 from serving.settings.table import Settings
 
 SCRATCH = ".build-"
-# A folder that a killed build left behind is removed when it is older than this many seconds.
-STALE = 86400
+# A folder that a killed build left behind is removed when it is older than this.
+STALE_SECONDS = 86400
 
 
 @contextmanager
@@ -35,19 +35,20 @@ def scratch_folder(parent: Path) -> Iterator[Path]:
 
     Folders that killed builds left behind are removed when they are more than a day old.
     """
-    new = not parent.exists()
+    is_parent_new = not parent.exists()
     parent.mkdir(parents=True, exist_ok=True)
-    for left in parent.glob(f"{SCRATCH}*"):
-        if time.time() - left.stat().st_mtime > STALE:
-            shutil.rmtree(left, ignore_errors=True)
+    for leftover in parent.glob(f"{SCRATCH}*"):
+        age = time.time() - leftover.stat().st_mtime
+        if age > STALE_SECONDS:
+            shutil.rmtree(leftover, ignore_errors=True)
     folder = Path(tempfile.mkdtemp(prefix=SCRATCH, dir=parent))
-    folder.chmod(0o755)
+    folder.chmod(0o755)  # mkdtemp's 0o700 would hide the published model from other users
     try:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-        if new:
-            with contextlib.suppress(OSError):
+        if is_parent_new:
+            with contextlib.suppress(OSError):  # it is not empty
                 parent.rmdir()
 
 
@@ -71,26 +72,28 @@ def try_in_tritonserver(
     """Load the finished folder into a tritonserver, and test it with its example. Raise BuildError
     if the model would not be served. If tritonserver or a backend that the model needs is missing,
     only print that. If the model is for a GPU and was tested without one, print that too."""
-    settings, target = Settings.from_env({}), request.model_folder
-    others = target.parent
+    settings = Settings.from_env({})
+    target = request.model_folder
+    repository = target.parent  # contains the models that an ensemble calls
     try:
         backends = find_backends()
     except FileNotFoundError as err:
         print(f"not loaded: {err}", flush=True)
         return
     config = read_config(folder, settings.device)
-    parts = configs_of_parts(config, lambda name: read_config(others / name, settings.device))
-    configs = [config, *parts.values()]
-    needed = {backend_of(each) for each in configs} - {ENSEMBLE}
-    if missing := needed - backends:
+    parts = configs_of_parts(config, lambda name: read_config(repository / name, settings.device))
+    needed = {backend_of(config), *map(backend_of, parts.values())}
+    missing = needed - backends - {ENSEMBLE}
+    if missing:
         print(f"not loaded: the tritonserver here has no backend '{min(missing)}'", flush=True)
         return
-    folders = {target.name: folder} | {name: others / name for name in parts}
+    folders = {target.name: folder} | {name: repository / name for name in parts}
     for _, reason in failures_in_tritonserver(settings, folders, [target.name]):
-        words = " ".join(with_sources(reason, {folder: target}).split())
-        if most := re.search(r"max supported IR version: (\d+)", words):
-            words += f"; set the ONNX model's ir_version to {most[1]} and save it again"
-        raise BuildError(f"the model would not be served: {words} (--no-load skips this test)")
+        message = " ".join(with_sources(reason, {folder: target}).split())
+        newest = re.search(r"max supported IR version: (\d+)", message)
+        if newest:
+            message += f"; set the ONNX model's ir_version to {newest[1]} and save it again"
+        raise BuildError(f"the model would not be served: {message} (--no-load skips this test)")
     if request.target in ON_A_GPU and settings.device == "cpu":
         print("loaded with its CPU configuration, because this machine has no GPU", flush=True)
 
@@ -101,10 +104,10 @@ def add_users_files(folder: Path, target: Path) -> None:
     built = {RECORD, *read_record(target).get("files", ())}
     for path in target.rglob("*"):
         name = path.relative_to(target)
-        kept = folder / name
-        if path.is_file() and str(name) not in built and not kept.exists():
-            kept.parent.mkdir(parents=True, exist_ok=True)
-            os.link(path, kept)
+        link = folder / name
+        if path.is_file() and str(name) not in built and not link.exists():
+            link.parent.mkdir(parents=True, exist_ok=True)
+            os.link(path, link)
 
 
 def publish(folder: Path, target: Path) -> None:

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Recipe:
-    """Describes a model that can be built by name. `client` names its client, and also selects the
-    family that builds it."""
+    """Describes a model that can be built by name. `client` names its client, perhaps by an alias
+    in CLIENT_ALIASES, and also selects the family that builds it."""
 
     summary: str
     client: str

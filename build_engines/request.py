@@ -28,11 +28,11 @@ CLIENTS = ", ".join(client_names()).replace("_", "-")
 SERVING = "how Triton serves it (config.pbtxt)"
 
 
-def option(group: str, default: Any, about: str, **words: Any) -> Any:
-    """Declare a field and its flag, which is --NAME unless `words` contains `flag`. The other
-    `words` go to argparse's add_argument."""
+def option(group: str, default: Any, about: str, **keywords: Any) -> Any:
+    """Declare a field and its flag, which is --NAME unless `keywords` contains `flag`. The other
+    `keywords` go to argparse's add_argument."""
     initial = {"default_factory": default} if callable(default) else {"default": default}
-    return field(**initial, metadata={"group": group, "help": about, **words})
+    return field(**initial, metadata={"group": group, "help": about, **keywords})
 
 
 def positive(text: str) -> int:
@@ -175,5 +175,5 @@ class Request:
         """Return the model's folder. Unless --name sets the folder's name, INT8 for a CPU gets a
         different folder from fp32, so that both can be served."""
         is_cpu_int8 = self.precision == "int8" and self.target not in ON_A_GPU
-        usual = f"{self.model}_int8" if is_cpu_int8 else self.model
-        return self.repository / (self.name or usual)
+        default_name = f"{self.model}_int8" if is_cpu_int8 else self.model
+        return self.repository / (self.name or default_name)

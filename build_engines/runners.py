@@ -43,8 +43,8 @@ class OnnxFile:
         self.outputs = {node.name: node.shape for node in self.session.get_outputs()}
 
     def __call__(self, feed: Tensors) -> Tensors:
-        taken = {name: array for name, array in feed.items() if name in self.inputs}
-        arrays = self.session.run([*self.outputs], taken, onnx_session.run_options())
+        own_inputs = {name: array for name, array in feed.items() if name in self.inputs}
+        arrays = self.session.run([*self.outputs], own_inputs, onnx_session.run_options())
         return dict(zip(self.outputs, arrays, strict=True))
 
 
@@ -69,9 +69,8 @@ def _compiled(path: Path, parameters: tuple[tuple[str, str], ...]) -> Any:
     """Return the compiled model. Each process compiles it only once."""
     import openvino
 
-    settings = OpenvinoSettings.from_config(
-        {"parameters": {k: {"string_value": v} for k, v in parameters}}
-    )
+    values = {name: {"string_value": value} for name, value in parameters}
+    settings = OpenvinoSettings.from_config({"parameters": values})
     core = openvino.Core()
     properties = settings.properties(core.get_property("CPU", "OPTIMIZATION_CAPABILITIES"))
     return core.compile_model(str(path), "CPU", properties)
@@ -117,15 +116,15 @@ def runner_of(stored: StoredModel) -> Runner:
     return RUNNERS[platform](stored.file)
 
 
-def row_of(model: Model, rows: Tensors) -> Tensors:
-    """Convert the `rows` that a client prepared to the form that the model's file takes. If the
+def model_feed(model: Model, prepared: Tensors) -> Tensors:
+    """Convert tensors that a client `prepared` to the form that the model's file takes. If the
     model takes no batches, remove the batch dimension."""
     if model.max_batch_size:
-        return rows
-    return {spec.name: rows[spec.name][0] for spec in model.inputs}
+        return prepared
+    return {spec.name: prepared[spec.name][0] for spec in model.inputs}
 
 
-def rows_of(model: Model, outputs: Tensors) -> Tensors:
+def client_outputs(model: Model, outputs: Tensors) -> Tensors:
     """Convert the file's outputs to the form that the client takes. If the model takes no batches,
     add a batch dimension."""
     if model.max_batch_size:
@@ -134,8 +133,9 @@ def rows_of(model: Model, outputs: Tensors) -> Tensors:
 
 
 def example_feed(model: Model | ModelSpec, batch: int, length: int = 16) -> Tensors:
-    """Return a tensor for every input: random floats, Booleans or unsigned integers below 256 (with
-    a fixed seed), ones for signed integers, or the string "text".
+    """Return a tensor for every input, with `batch` rows if the model takes batches: random floats,
+    Booleans or unsigned integers below 256 (with a fixed seed), ones for signed integers, or the
+    string "text".
 
     Variable dimensions have the size `length` or, for images that keep their proportions, the size
     of the shorter side.
@@ -143,13 +143,12 @@ def example_feed(model: Model | ModelSpec, batch: int, length: int = 16) -> Tens
     if keeps_ratio(model.parameters):
         length = int(model.parameters["resize_to"].partition(",")[0])
     rng = np.random.default_rng(0)
-    return {
-        spec.name: _random(spec, batch if model.max_batch_size else 0, length, rng)
-        for spec in model.inputs
-    }
+    if not model.max_batch_size:
+        batch = 0
+    return {spec.name: _random_tensor(spec, batch, length, rng) for spec in model.inputs}
 
 
-def _random(spec: TensorSpec, batch: int, length: int, rng: np.random.Generator) -> Any:
+def _random_tensor(spec: TensorSpec, batch: int, length: int, rng: np.random.Generator) -> Any:
     shape = full_shape(spec, batch, length)
     dtype = numpy_dtype(spec.datatype)
     if dtype == np.object_:

@@ -2,40 +2,47 @@
 
 from collections.abc import Iterable
 
-from backends.onnxruntime.onnx_session import PARAMETERS as OF_ONNXRUNTIME
-from backends.openvino.openvino_settings import PARAMETERS as OF_OPENVINO
-from backends.openvino.openvino_settings import UNSUPPORTED as REMOVED_FROM_OPENVINO
-from backends.pytorch.naming import PARAMETERS as OF_PYTORCH
-from backends.pytorch.naming import UNSUPPORTED as REMOVED_FROM_PYTORCH
+from backends.onnxruntime.onnx_session import PARAMETERS as ONNXRUNTIME_SETTINGS
+from backends.openvino.openvino_settings import PARAMETERS as OPENVINO_SETTINGS
+from backends.openvino.openvino_settings import UNSUPPORTED as UNSUPPORTED_BY_OPENVINO
+from backends.pytorch.naming import PARAMETERS as PYTORCH_SETTINGS
+from backends.pytorch.naming import UNSUPPORTED as UNSUPPORTED_BY_PYTORCH
 from build_engines.errors import UsageError
 from serving.clients import client_class, client_names
 from serving.named_value import unknown
-from serving.repository.cpu_engine import PARAMETER
+from serving.repository.cpu_engine import PARAMETER as CPU_ENGINE
 
-OF_BACKENDS = {*OF_ONNXRUNTIME, *OF_OPENVINO, *OF_PYTORCH, PARAMETER}
-REMOVED = REMOVED_FROM_OPENVINO | REMOVED_FROM_PYTORCH
+BACKEND_SETTINGS = {*ONNXRUNTIME_SETTINGS, *OPENVINO_SETTINGS, *PYTORCH_SETTINGS, CPU_ENGINE}
+UNSUPPORTED = UNSUPPORTED_BY_OPENVINO | UNSUPPORTED_BY_PYTORCH
 SESSION = "session."  # the prefix of ONNX Runtime's own settings
 
 
 def all_settings() -> set[str]:
     """Return the names of all settings and request parameters of this project's clients."""
-    classes = map(client_class, client_names())
-    return {each.name for known in classes for each in (*known.settings, *known.parameters)}
+    names: set[str] = set()
+    for client in client_names():
+        names |= _settings_of(client)
+    return names
+
+
+def _settings_of(client: str) -> set[str]:
+    """Return the names of the client's settings and request parameters, which config.pbtxt may
+    set."""
+    known = client_class(client)
+    return {value.name for value in (*known.settings, *known.parameters)}
 
 
 def check_settings(client: str, names: Iterable[str]) -> None:
-    """Raise UsageError for a setting in REMOVED, and say what to do instead. Raise it also for a
-    name that neither the client nor a backend has, and suggest the most similar known one."""
-    own: set[str] = set()
-    whose = "a backend (name the --client for its own)"
+    """Raise UsageError for a setting in UNSUPPORTED, and say what to do instead. Raise it also for
+    a name that neither the client nor a backend has, and suggest the most similar known one."""
     if client:
-        known = client_class(client)
-        own = {each.name for each in (*known.settings, *known.parameters)}
-        whose = f"the client '{client}'"
+        own = _settings_of(client)
+        owner = f"the client '{client}'"
+    else:
+        own = BACKEND_SETTINGS
+        owner = "a backend (name the --client for its own)"
     for name in names:
-        if name in REMOVED:
-            raise UsageError(f"--set {name} is not supported: {REMOVED[name]}")
-        if name not in own | OF_BACKENDS and not name.startswith(SESSION):
-            raise UsageError(
-                f"--set {name}: {unknown(f'setting of {whose}', name, own or OF_BACKENDS)}"
-            )
+        if name in UNSUPPORTED:
+            raise UsageError(f"--set {name} is not supported: {UNSUPPORTED[name]}")
+        if name not in own | BACKEND_SETTINGS and not name.startswith(SESSION):
+            raise UsageError(f"--set {name}: {unknown(f'setting of {owner}', name, own)}")

@@ -77,12 +77,12 @@ def open_model(name: str, repository: Path, config_name: str | None = None) -> S
             f"there is no model '{name}' in {repository}; there are: {', '.join(names) or 'none'}"
         )
     file = config_file(folder, config_name)
+    if not file.is_file():
+        raise BuildError(f"{folder} has no {CONFIG}")
     try:
         config = read_merged(folder, file)
     except Unreadable as err:
         raise BuildError(str(err)) from err
-    if not file.is_file():
-        raise BuildError(f"{folder} has no {CONFIG}")
     return StoredModel(
         folder=folder,
         config=config,

@@ -175,7 +175,7 @@ def kind_of(path: Path) -> str:
         return XGBOOST
     # torch.export's file is a zip file too
     if zipfile.is_zipfile(path) and path.suffix != ".pt2":
-        with zipfile.ZipFile(path) as archive:
+        with zipfile.ZipFile(path) as archive:  # torch puts all files into one folder
             names = {name.partition("/")[2] for name in archive.namelist()}
         if "constants.pkl" in names:
             return TORCHSCRIPT_FILE

@@ -11,7 +11,7 @@ from build_engines.errors import UsageError
 from build_engines.families.find_family import by_client
 from build_engines.model_spec import ModelSpec
 from build_engines.request import Request
-from build_engines.runners import row_of
+from build_engines.runners import model_feed
 from build_engines.stored_model import client_of
 from clients.base import Model, ModelClient, Tensors
 
@@ -61,5 +61,6 @@ def _tensors(client: ModelClient, instances: Iterable[Any]) -> Iterator[Tensors]
     """Yield the model's inputs for each instance, with default parameters."""
     names = {spec.name for spec in client.model.inputs}
     for instance in instances:
-        rows = row_of(client.model, client.prepare([instance], client.defaults))
-        yield {name: array for name, array in rows.items() if name in names}
+        prepared = client.prepare([instance], client.defaults)
+        feed = model_feed(client.model, prepared)
+        yield {name: array for name, array in feed.items() if name in names}

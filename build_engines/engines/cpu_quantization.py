@@ -65,8 +65,8 @@ def quantize(
     """Quantize 1/model.onnx in place, for ONNX Runtime or OpenVINO. Raise BuildError if the model
     has no operator to quantize, if it cannot be calibrated, or if the result cannot be loaded."""
     file = folder / "1" / "model.onnx"
-    _join(file)
-    with tempfile.TemporaryDirectory() as scratch, _quiet():
+    _embed_weights(file)
+    with tempfile.TemporaryDirectory() as scratch, _only_errors_logged():
         prepared, target = Path(scratch) / "prepared.onnx", Path(scratch) / "int8.onnx"
         quant_pre_process(str(file), str(prepared), skip_symbolic_shape=True)
         client, family = client_in(folder, model_spec), by_client(model_spec.client)
@@ -86,7 +86,7 @@ def quantize(
     OnnxFile(file)  # raises BuildError if the file cannot be loaded
 
 
-def _join(path: Path) -> None:
+def _embed_weights(path: Path) -> None:
     """Move weights that are in other files into the ONNX file, because the quantizer does not find
     them."""
     files = external_files(onnx.load(path, load_external_data=False), path.parent)
@@ -100,16 +100,20 @@ def _static(
     source: Path,
     target: Path,
     batches: CalibrationDataReader,
-    keeps_head: bool,
+    fp32_head: bool,
     operators: Sequence[str],
 ) -> None:
     """Quantize `source` statically, and write it to `target`. `operators` are the types of nodes
     that are quantized, except the nodes before the first one of type `operators[0]` and, if
-    `keeps_head`, the `heads`. If there is only one type, quantize only the inputs of its nodes, not
-    their outputs. Raise BuildError if there is no node of type `operators[0]`."""
+    `fp32_head`, the `_head_nodes`. If there is only one type, quantize only the inputs of its
+    nodes, not their outputs. Raise BuildError if there is no node of type `operators[0]`."""
     graph = onnx.load(source, load_external_data=False).graph
     if not any(node.op_type == operators[0] for node in graph.node):
         raise BuildError(f"INT8 quantizes {operators[0]}, and this model has no such operator")
+    excluded = _nodes_before(graph, operators[0])
+    if fp32_head:
+        excluded += _head_nodes(graph)
+    inputs_only = list(operators) if len(operators) == 1 else []
     quantize_static(
         str(source),
         str(target),
@@ -117,26 +121,24 @@ def _static(
         quant_format=QuantFormat.QDQ,
         per_channel=True,
         op_types_to_quantize=list(operators),
-        nodes_to_exclude=[*preparation(graph, operators[0]), *(heads(graph) if keeps_head else [])],
+        nodes_to_exclude=excluded,
         activation_type=QuantType.QUInt8,
         weight_type=QuantType.QInt8,  # x86 multiplies UINT8 by INT8 fastest
         reduce_range=True,  # 7-bit weights
-        extra_options={
-            "OpTypesToExcludeOutputQuantization": list(operators) if len(operators) == 1 else []
-        },
+        extra_options={"OpTypesToExcludeOutputQuantization": inputs_only},
     )
 
 
-def preparation(graph: Any, first: str = "Conv") -> list[str]:
+def _nodes_before(graph: Any, first: str) -> list[str]:
     """Return the names of the nodes before the first node of the type `first`, in the graph's
     order. The nodes before the first convolution normalize pixels, where INT8 would lose precision
     and save no time."""
     return [node.name for node in takewhile(lambda node: node.op_type != first, graph.node)]
 
 
-def heads(graph: Any) -> list[str]:
-    """Return the names of the last convolutions (no other follows them) and of all nodes that are
-    computed from them."""
+def _head_nodes(graph: Any) -> list[str]:
+    """Return the names of the head's nodes: the last convolutions, which no other one follows, and
+    all nodes that are computed from them."""
     before: set[str] = set()  # tensors from which a convolution is computed
     for node in reversed(graph.node):
         if node.op_type == "Conv" or before.intersection(node.output):
@@ -158,11 +160,11 @@ def _dynamic(source: Path, target: Path) -> None:
             "dynamic INT8 quantizes matrix products, and this model has none; with --client "
             "image-classification or object-detection its convolutions are quantized"
         )
-    _untie(source)
+    _copy_shared_matrices(source)
     quantize_dynamic(str(source), str(target), per_channel=True, reduce_range=True)
 
 
-def _untie(path: Path) -> None:
+def _copy_shared_matrices(path: Path) -> None:
     """Give each Gemm a copy of its matrix if other nodes read the matrix too, because the quantizer
     transposes a Gemm's matrix in place. BERT's word embeddings, for example, are also the last
     matrix of its language model."""
@@ -176,7 +178,8 @@ def _untie(path: Path) -> None:
         if name in matrices and uses[name] > 1:
             copy = model.graph.initializer.add()
             copy.CopyFrom(matrices[name])
-            copy.name = node.input[1] = f"{name}.{node.name}"
+            copy.name = f"{name}.{node.name}"
+            node.input[1] = copy.name
     onnx.save(model, path)
 
 
@@ -191,7 +194,7 @@ def _remove_unused_opsets(path: Path) -> None:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def _only_errors_logged() -> Iterator[None]:
     """Log only errors in this context. Otherwise the quantizer would advise to preprocess the
     model, which has been done."""
     logging.disable(logging.WARNING)

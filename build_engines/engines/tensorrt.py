@@ -44,26 +44,23 @@ def build(model_spec: ModelSpec, folder: Path, request: Request) -> Engine:
         )
     calibration = None
     if request.precision == "int8":
-        calibration = _calibrated(model_spec, folder, request, program.code)
+        calibration = _write_calibration(model_spec, folder, request, program.code)
     shapes = model_spec.profile()
     inputs, _ = onnx_reader.specs(onnx_reader.read(onnx))
     profile = {spec.name: shapes[spec.name] for spec in inputs if -1 in spec.shape}
-    # kernel timings are valid only for one kind of GPU and one version of TensorRT
-    name = re.sub(r"[^A-Za-z0-9.]+", "-", f"timing-{gpu.gpu}-{program.version}")
-    timing = cache_folder() / f"{name}.cache"
-    cache_folder().mkdir(parents=True, exist_ok=True)
     print(
         f"trtexec (TensorRT {program.version}) builds in {request.precision} for {gpu.gpu}",
         flush=True,
     )
+    timing = _timing_cache(gpu.gpu, program.version)
     program.build(onnx, request.precision, profile, timing, calibration)
-    most = model_spec.max_batch_size
-    usual = max(most // 2, 1)
+    largest = model_spec.max_batch_size
+    half = max(largest // 2, 1)  # the typical batch of the profile
     return Engine(
         PLAN,
         request.precision,
         {**asdict(gpu), "tensorrt": program.version},
-        preferred_batch_sizes=tuple(sorted({usual, most})) if most else (),
+        preferred_batch_sizes=tuple(sorted({half, largest})) if largest else (),
     )
 
 
@@ -78,7 +75,15 @@ def check(model_spec: ModelSpec) -> None:
         )
 
 
-def _calibrated(model_spec: ModelSpec, folder: Path, request: Request, code: int) -> Path:
+def _timing_cache(gpu: str, version: str) -> Path:
+    """Create the cache folder. Return the path of the file for kernel timings, which are valid only
+    for one kind of GPU and one version of TensorRT."""
+    name = re.sub(r"[^A-Za-z0-9.]+", "-", f"timing-{gpu}-{version}")
+    cache_folder().mkdir(parents=True, exist_ok=True)
+    return cache_folder() / f"{name}.cache"
+
+
+def _write_calibration(model_spec: ModelSpec, folder: Path, request: Request, code: int) -> Path:
     """Write 1/calibration.cache for the TensorRT version `code`, and return its path."""
     client = client_in(folder, model_spec)
     if client is None:
@@ -103,18 +108,22 @@ def activation_ranges(onnx: Path, batches: CalibrationDataReader) -> dict[str, f
         )
         calibrator.collect_data(batches)
         ranges = calibrator.compute_data()
-    bounds = {name: ranges[name].range_value for name in ranges}  # (lowest, highest)
-    return {name: float(np.abs(pair).max()) for name, pair in bounds.items()}
+    largest = {}
+    for name in ranges:
+        lowest_and_highest = ranges[name].range_value
+        largest[name] = float(np.abs(lowest_and_highest).max())
+    return largest
 
 
-def calibration_cache(ranges: Mapping[str, float], code: int) -> str:
+def calibration_cache(largest: Mapping[str, float], code: int) -> str:
     """Return a calibration cache in the format of TensorRT's IInt8EntropyCalibrator2: a header with
     the version `code`, then a line NAME: SCALE for each tensor that is not always 0.
 
-    A scale is the size of one INT8 step, written as a big-endian 32-bit float in hexadecimal.
+    `largest` holds the largest absolute value of each tensor. A scale is the size of one INT8 step,
+    written as a big-endian 32-bit float in hexadecimal.
     """
     lines = [f"TRT-{code}-EntropyCalibration2"]
-    for name, value in sorted(ranges.items()):
+    for name, value in sorted(largest.items()):
         if value > 0:
             scale = struct.pack(">f", value / INT8_LEVELS)
             lines.append(f"{name}: {scale.hex()}")

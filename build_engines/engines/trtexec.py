@@ -33,7 +33,13 @@ SMI_SECONDS = 20.0  # nvidia-smi waits while a driver is being loaded
 OLDEST = 10
 WORKSPACE_MB = 4096
 REPORT_SECONDS = 5.0
-REMEMBERED, SHOWN = 200, 5  # numbers of output lines that are kept, and that an error shows
+KEPT_LINES, SHOWN_LINES = 200, 5  # numbers of output lines that are kept, and that an error shows
+# int8 includes fp16, so that a layer without an INT8 kernel does not fall back to fp32
+PRECISION_FLAGS: Mapping[str, tuple[str, ...]] = {
+    "fp32": (),
+    "fp16": ("--fp16",),
+    "int8": ("--int8", "--fp16"),
+}
 WHERE_TO_GET_IT = (
     "run this in NVIDIA's image, on the kind of GPU that serves: "
     "docker run --gpus all -v $PWD:/work -w /work nvcr.io/nvidia/tensorrt:YY.MM-py3 …, with "
@@ -124,33 +130,33 @@ class Trtexec:
         Raise BuildError if trtexec fails, or if this version cannot build in this `precision`.
         """
         plan = onnx.with_name("model.plan")
-        words = [f"--onnx={onnx}", f"--saveEngine={plan}", f"--timingCacheFile={timing}"]
-        for number, kind in enumerate(("min", "opt", "max") if profile else ()):
-            shapes = _shapes_as_text({name: each[number] for name, each in profile.items()})
-            words.append(f"--{kind}Shapes={shapes}")
-        words += [f"--memPoolSize=workspace:{WORKSPACE_MB}", "--skipInference"]
-        # int8 includes fp16, so that a layer without an INT8 kernel does not fall back to fp32
-        for name in {"fp32": (), "fp16": ("fp16",), "int8": ("int8", "fp16")}[precision]:
-            if f"--{name}" not in self.help:
+        flags = [f"--onnx={onnx}", f"--saveEngine={plan}", f"--timingCacheFile={timing}"]
+        if profile:
+            for number, kind in enumerate(("min", "opt", "max")):
+                shapes = {name: variants[number] for name, variants in profile.items()}
+                flags.append(f"--{kind}Shapes={_shapes_as_text(shapes)}")
+        flags += [f"--memPoolSize=workspace:{WORKSPACE_MB}", "--skipInference"]
+        for flag in PRECISION_FLAGS[precision]:
+            if flag not in self.help:
                 raise BuildError(
-                    f"trtexec of TensorRT {self.version} has no --{name}: it builds in the "
+                    f"trtexec of TensorRT {self.version} has no {flag}: it builds in the "
                     "precision that the ONNX file has; use --precision fp32, or an image "
                     "with TensorRT 10"
                 )
-            words.append(f"--{name}")
+            flags.append(flag)
         if calibration:
-            words.append(f"--calib={calibration}")
-        self.run(*words)
+            flags.append(f"--calib={calibration}")
+        self.run(*flags)
         if not plan.is_file() or not plan.stat().st_size:
             raise BuildError("trtexec succeeded but wrote no plan")
 
-    def run(self, *words: str) -> None:
+    def run(self, *flags: str) -> None:
         """Run trtexec, and print its newest line at most every 5 s. If setpriv is installed, the
         kernel kills trtexec when this process ends, even by SIGKILL. If trtexec fails, raise
         BuildError with its last errors."""
-        lines: deque[str] = deque(maxlen=REMEMBERED)
+        lines: deque[str] = deque(maxlen=KEPT_LINES)
         started = shown = time.monotonic()
-        command = (*dying_with_us("KILL"), self.path, *words)
+        command = (*dying_with_us("KILL"), self.path, *flags)
         process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
@@ -172,17 +178,20 @@ class Trtexec:
             process.kill()
             process.wait()
         if code:
-            raise BuildError(f"trtexec failed ({_ending(code)}): {_last_errors(lines)}")
+            raise BuildError(f"trtexec failed ({_describe_exit(code)}): {_last_errors(lines)}")
 
 
-def _ending(code: int) -> str:
+def _describe_exit(code: int) -> str:
     return f"status {code}" if code > 0 else f"killed by {signal.Signals(-code).name}"
 
 
 def _last_errors(lines: Collection[str]) -> str:
+    """Return the last lines of trtexec's output that are errors or, if there are none, that are not
+    the command and its status, which trtexec marks with &&&&."""
     errors = [line for line in lines if "[E]" in line]
-    errors = errors or [line for line in lines if not line.startswith("&&&&")]
-    last = [_PREFIX.sub("", line) for line in errors[-SHOWN:]]
+    if not errors:
+        errors = [line for line in lines if not line.startswith("&&&&")]
+    last = [_PREFIX.sub("", line) for line in errors[-SHOWN_LINES:]]
     return " | ".join(last) or "it printed nothing"
 
 
@@ -202,35 +211,38 @@ def run_plan(path: Path, feed: Tensors) -> Tensors:
     six digits that trtexec writes. Each call loads the plan again, which takes seconds. Raise
     BuildError if trtexec is missing or fails."""
     inputs, _ = onnx_reader.specs(onnx_reader.read(path.with_suffix(".onnx")))
-    shapes = {each.name: feed[each.name].shape for each in inputs if -1 in each.shape}
-    words = [f"--loadEngine={path}", "--iterations=1", "--warmUp=0", "--duration=0"]
+    shapes = {spec.name: feed[spec.name].shape for spec in inputs if -1 in spec.shape}
+    flags = [f"--loadEngine={path}", "--iterations=1", "--warmUp=0", "--duration=0"]
     if shapes:
-        words.append(f"--shapes={_shapes_as_text(shapes)}")
+        flags.append(f"--shapes={_shapes_as_text(shapes)}")
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         files = []
-        for number, each in enumerate(inputs):
+        for number, spec in enumerate(inputs):
             file = folder / f"{number}.bin"
-            file.write_bytes(np.ascontiguousarray(feed[each.name]).tobytes())
-            files.append(f"{_quoted(each.name)}:{file}")
+            file.write_bytes(np.ascontiguousarray(feed[spec.name]).tobytes())
+            files.append(f"{_quoted(spec.name)}:{file}")
         outputs = folder / "outputs"
-        words += [f"--loadInputs={','.join(files)}", f"--exportOutput={outputs}"]
-        Trtexec.find().run(*words)
+        flags += [f"--loadInputs={','.join(files)}", f"--exportOutput={outputs}"]
+        Trtexec.find().run(*flags)
         entries = json.loads(outputs.read_text(encoding="utf-8"))
     return {entry["name"]: _array(entry) for entry in entries}
 
 
 def _array(entry: Mapping[str, Any]) -> NDArray[np.float32]:
     """Return a tensor from an entry of the JSON that trtexec exported."""
-    sizes = filter(None, entry["dimensions"].split("x"))
-    return np.array(entry["values"], np.float32).reshape([*map(int, sizes)])
+    dimensions = entry["dimensions"]  # such as "1x3x224", or "" for a scalar
+    shape = [int(size) for size in dimensions.split("x")] if dimensions else []
+    return np.array(entry["values"], np.float32).reshape(shape)
 
 
 def bound_to() -> dict[str, str]:
     """Return the GPU and the TensorRT version that a plan built on this machine is bound to, or {}
     if there is no GPU or no usable trtexec."""
+    gpu = this_gpu()
+    if not gpu:
+        return {}
     try:
-        gpu = this_gpu()
-        return {"gpu": gpu.gpu, "tensorrt": Trtexec.find().version} if gpu else {}
+        return {"gpu": gpu.gpu, "tensorrt": Trtexec.find().version}
     except BuildError:
         return {}

@@ -61,11 +61,11 @@ def bert_model(
             x = graph.layer(x, mask, f"encoder.layer.{index}")
     except KeyError as err:
         raise BuildError(f"the checkpoint has no {err}; was it saved for another task?") from err
-    unused = sorted(tensors.keys() - graph.used)
-    if left := [key for key in unused if not SPARE.match(key)]:
+    unused = [key for key in tensors.keys() - graph.used if not SPARE.match(key)]
+    if unused:
         raise BuildError(
-            f"the checkpoint has weights that an embedding does not use: {shortened(left)}; was it "
-            "saved for another task?"
+            "the checkpoint has weights that an embedding does not use: "
+            f"{shortened(sorted(unused))}; was it saved for another task?"
         )
     pooled = graph.mean(x) if pooling == "mean" else graph.first(x)
     graph.add("Identity", x, output="last_hidden_state")
@@ -90,10 +90,12 @@ class _BertGraph(Graph):
         self.used: set[str] = set()
 
     def tensor(self, key: str) -> Array:
+        """Return a weight in FP32, and record it in `used`."""
         self.used.add(key)
         return self.tensors[key].astype(np.float32, copy=False)
 
     def weight(self, key: str) -> str:
+        """Add a weight to the graph, and return its name there."""
         return self.constant(self.tensor(key), key)
 
     def linear(self, x: str, key: str) -> str:
@@ -110,8 +112,10 @@ class _BertGraph(Graph):
 
     def gelu(self, x: str) -> str:
         """Compute x/2 · (1 + erf(x/√2)) (arXiv:1606.08415)."""
-        erf = self.add("Erf", self.add("Div", x, np.float32(math.sqrt(2.0))))
-        product = self.add("Mul", x, self.add("Add", erf, np.float32(1.0)))
+        scaled = self.add("Div", x, np.float32(math.sqrt(2.0)))
+        erf = self.add("Erf", scaled)
+        factor = self.add("Add", erf, np.float32(1.0))
+        product = self.add("Mul", x, factor)
         return self.add("Mul", product, np.float32(0.5))
 
     def embeddings(self) -> str:
@@ -124,7 +128,8 @@ class _BertGraph(Graph):
         length = self.add("Shape", "input_ids", start=1, end=2)
         table = self.weight("embeddings.position_embeddings.weight")
         positions = self.add("Slice", table, [0], length, [0])
-        total = self.add("Add", self.add("Add", words, types), positions)
+        without_positions = self.add("Add", words, types)
+        total = self.add("Add", without_positions, positions)
         return self.layer_norm(total, "embeddings.LayerNorm")
 
     def mask(self) -> str:
@@ -150,13 +155,15 @@ class _BertGraph(Graph):
         keys = self.split_heads(x, f"{key}.key", (0, 2, 3, 1))
         values = self.split_heads(x, f"{key}.value", (0, 2, 1, 3))
         scale = np.float32(math.sqrt(self.hidden // self.heads))
-        scaled = self.add("Div", self.add("MatMul", query, keys), scale)
-        scores = self.add("Add", scaled, mask)
-        mixed = self.add("MatMul", self.add("Softmax", scores, axis=-1), values)
+        products = self.add("MatMul", query, keys)
+        scores = self.add("Add", self.add("Div", products, scale), mask)
+        shares = self.add("Softmax", scores, axis=-1)
+        mixed = self.add("MatMul", shares, values)
         ordered = self.add("Transpose", mixed, perm=(0, 2, 1, 3))
         return self.add("Reshape", ordered, [0, 0, self.hidden])
 
     def layer(self, x: str, mask: str, key: str) -> str:
+        """Compute an encoder layer: attention and two linear layers, each with a residual."""
         attended = self.attention(x, mask, f"{key}.attention.self")
         mixed = self.linear(attended, f"{key}.attention.output.dense")
         x = self.layer_norm(self.add("Add", mixed, x), f"{key}.attention.output.LayerNorm")
@@ -165,6 +172,7 @@ class _BertGraph(Graph):
         return self.layer_norm(self.add("Add", narrow, x), f"{key}.output.LayerNorm")
 
     def mean(self, x: str) -> str:
+        """Compute the mean of the tokens' states, without those of padding."""
         mask = self.cast("attention_mask", TensorProto.FLOAT)
         row = self.add("Unsqueeze", mask, [1])
         total = self.add("MatMul", row, x)

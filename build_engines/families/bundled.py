@@ -34,7 +34,7 @@ def write_model(
     flags that would change the network, and BuildError if the network is not the committed one."""
     spec, source = SPECS[request.model], repository / request.model
     network = source / "1" / "model.onnx"
-    if request.size or {"mean", "std", "scale"} & set(request.settings):
+    if request.size or {"mean", "std", "scale"} & request.settings.keys():
         raise UsageError(
             f"the network of '{request.model}' has a fixed size, scale, mean and std: leave out "
             "--size, and --set of these"

@@ -19,20 +19,21 @@ def _logits_and_boxes(network: Any, images: Any) -> tuple[Any, ...]:
     return output.logits, output.pred_boxes
 
 
-def _equal_sets(outputs: Arrays, wanted: Arrays, *_: Any) -> bool:
+def _are_equal_sets(outputs: Arrays, wanted: Arrays, *_: Any) -> bool:
     """Return whether the boxes and their logits are equal, in any order. A few may differ, because
     the file may choose other boxes among equally good ones."""
-    rows = (np.concatenate(arrays, 2) for arrays in (outputs, wanted))
-    for ours, theirs in zip(*rows, strict=True):
-        distances = np.abs(ours[:, None] - theirs).max(2)
+    # for each image, a row for each box: its logits and its sides
+    our_rows, their_rows = np.concatenate(outputs, 2), np.concatenate(wanted, 2)
+    for ours, theirs in zip(our_rows, their_rows, strict=True):
+        distances = np.abs(ours[:, None] - theirs).max(2)  # [our box, their box]
         largest = max(1, np.abs(theirs).max())
-        is_strange = distances.min(0) > CLOSE * largest
-        if is_strange.mean() > STRANGE_BOXES:
+        has_no_equal = distances.min(0) > CLOSE * largest
+        if has_no_equal.mean() > STRANGE_BOXES:
             return False
     return True
 
 
-def _kept_boxes(processor: Any) -> dict[str, str]:
+def _settings_for_kept_boxes(processor: Any) -> dict[str, str]:
     """Return the client's settings that decide which boxes are kept. To determine them, give the
     image processor 300 boxes, each with three equally high class scores, and count how many it
     keeps."""
@@ -47,8 +48,9 @@ def _kept_boxes(processor: Any) -> dict[str, str]:
     count = len(kept["scores"])
     if count == 0:  # the processor uses softmax, which gives each of three equal classes a third
         return {}
-    queries = {"queries": str(count)} if count < 300 else {}
-    return {"scores": "sigmoid", **queries}
+    if count >= 300:  # as many as there are boxes, which is the client's default
+        return {"scores": "sigmoid"}
+    return {"scores": "sigmoid", "queries": str(count)}
 
 
 HEAD = Head(
@@ -56,8 +58,8 @@ HEAD = Head(
     loader="AutoModelForObjectDetection",
     outputs=(LOGITS, BOXES),
     read=_logits_and_boxes,
-    same=_equal_sets,
-    settings=_kept_boxes,
+    same=_are_equal_sets,
+    settings=_settings_for_kept_boxes,
 )
 FAMILY = Family(
     client="detr",

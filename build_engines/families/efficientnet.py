@@ -67,11 +67,12 @@ class _Unpickler(pickle.Unpickler):
         return pid[1:3]
 
     def find_class(self, module: str, name: str) -> Any:
-        return {
+        known = {
             "OrderedDict": OrderedDict,
             "_rebuild_tensor_v2": lambda *tensor: tensor[:4],
             **STORAGES,
-        }[name]
+        }
+        return known[name]
 
 
 def read_state_dict(path: Path) -> dict[str, Array]:
@@ -81,20 +82,17 @@ def read_state_dict(path: Path) -> dict[str, Array]:
     with path.open("rb") as file:
         *_, tensors, keys = (_Unpickler(file).load() for _ in range(5))
         types = {key: dtype for (dtype, key), *_ in tensors.values()}
-        data = {}
+        storages = {}
         for key in keys:
             dtype = np.dtype(types[key])
             count = int.from_bytes(file.read(8), "little")
-            data[key] = np.frombuffer(file.read(count * dtype.itemsize), dtype)
-    return {
-        name: np.lib.stride_tricks.as_strided(
-            data[key][offset:],
-            size,
-            [step * data[key].itemsize for step in stride],
-            writeable=False,
-        )
-        for name, ((_, key), offset, size, stride) in tensors.items()
-    }
+            storages[key] = np.frombuffer(file.read(count * dtype.itemsize), dtype)
+    arrays = {}
+    for name, ((_, key), offset, size, stride) in tensors.items():
+        data = storages[key][offset:]
+        steps = [step * data.itemsize for step in stride]  # in bytes
+        arrays[name] = np.lib.stride_tricks.as_strided(data, size, steps, writeable=False)
+    return arrays
 
 
 def write_network(tensors: Mapping[str, Array], path: Path) -> None:
@@ -146,6 +144,6 @@ class _Network(ImageGraph):
         values = {kind: self.tensors[f"{norm}.{saved}"] for kind, saved in kinds.items()}
         weights, bias = folded(self.tensors[f"{name}.weight"], values, EPSILON)
         groups = len(weights) if name.endswith("_depthwise_conv") else 1
-        how: dict[str, Any] = {"auto_pad": "SAME_UPPER", "strides": [stride] * 2, "group": groups}
-        x = self.add("Conv", x, weights, bias, **how)
+        strides = [stride, stride]
+        x = self.add("Conv", x, weights, bias, auto_pad="SAME_UPPER", strides=strides, group=groups)
         return self.add("Clip", x, self.least, self.most) if active else x

@@ -24,9 +24,8 @@ CLOSE = 1e-3  # tolerance when an exported file's outputs are compared with the 
 
 def equal(outputs: Arrays, wanted: Arrays, *_: Any) -> bool:
     """Return whether the `outputs` equal the `wanted` arrays up to rounding."""
-    return all(
-        np.allclose(a, b, rtol=CLOSE, atol=CLOSE) for a, b in zip(outputs, wanted, strict=True)
-    )
+    pairs = zip(outputs, wanted, strict=True)
+    return all(np.allclose(ours, theirs, rtol=CLOSE, atol=CLOSE) for ours, theirs in pairs)
 
 
 def logits(network: Any, images: Any) -> tuple[Any, ...]:
@@ -35,7 +34,8 @@ def logits(network: Any, images: Any) -> tuple[Any, ...]:
 
 
 def no_settings(_processor: Any) -> dict[str, str]:
-    """Return no settings: after the network, the client already does what the processor does."""
+    """Return no settings, because after the network the client already does what the processor
+    does."""
     return {}
 
 
@@ -52,7 +52,7 @@ class Head:
     outputs: tuple[str, ...] = ("logits",)
     # runs the network on images, and returns its outputs
     read: Callable[[Any, Any], tuple[Any, ...]] = logits
-    # returns whether the outputs of the exported file equal the network's
+    # returns whether the outputs of the exported file equal the network's, for an example
     same: Callable[..., bool] = equal
     # whether the network has classes, whose names are in config.json
     labelled: bool = True
@@ -127,17 +127,7 @@ class Family:
         completed with the client, the settings of the request and, if the writer lists no tensors,
         the tensors of the ONNX file. Raise UsageError if the family cannot build this kind of
         weights, and BuildError for an ONNX file whose scores the client would read as logits."""
-        if weights.kind == OWN:
-            writer = self.own_weights.get(request.model)
-        else:
-            writer = self.writers.get(weights.kind)
-        if writer is None:
-            whose = f"the client {self.client}" if self.client else "a model without a client"
-            if request.weights:
-                what = f"--weights '{request.weights}' is {weights.kind}"
-            else:
-                what = f"{request.model} has no weights of its own for it: add --weights"
-            raise UsageError(f"{what}; {whose} is built from {', '.join(self.writers)}")
+        writer = self._writer(weights, request)
         (folder / "1").mkdir(parents=True, exist_ok=True)
         spec = writer(self, weights, request, folder)
         if not spec.inputs:
@@ -147,6 +137,21 @@ class Family:
         if weights.kind == ONNX_FILE:
             self._check_logits(weights.graph, spec)
         return spec
+
+    def _writer(self, weights: Weights, request: Request) -> "Writer":
+        """Return the writer for the weights. Raise UsageError if there is none."""
+        if weights.kind == OWN:
+            writer = self.own_weights.get(request.model)
+        else:
+            writer = self.writers.get(weights.kind)
+        if writer:
+            return writer
+        target = f"the client {self.client}" if self.client else "a model without a client"
+        if request.weights:
+            mistake = f"--weights '{request.weights}' is {weights.kind}"
+        else:
+            mistake = f"{request.model} has no weights of its own for it: add --weights"
+        raise UsageError(f"{mistake}; {target} is built from {', '.join(self.writers)}")
 
     def _check_logits(self, graph: onnx.ModelProto, spec: ModelSpec) -> None:
         # without this check, the client applied a second activation and gave wrong answers

@@ -103,14 +103,16 @@ def _other_network(weights: Weights, heads: Sequence[Head]) -> BuildError:
             f"{weights.path} has no preprocessor_config.json, which says how images are prepared"
         )
     name = weights.architecture or str(weights.config.get("model_type", "network of no name"))
-    other = next((family for family in FAMILIES if family.takes(weights)), None)
+    fitting = next((family for family in FAMILIES if family.takes(weights)), None)
     if not weights.architecture:
         remedy = 'add "architectures" to it: ["ViTForImageClassification"]'
-    elif other:
-        remedy = f"without --client it becomes a model of the client {other.client}"
+    elif fitting:
+        remedy = f"without --client it becomes a model of the client {fitting.client}"
     else:
         remedy = TO_TENSORS
-    ends = [f"…{end}" for head in heads for end in head.architectures]
+    ends = []
+    for head in heads:
+        ends += [f"…{end}" for end in head.architectures]
     return BuildError(
         f"{weights.path} holds a {name} according to its config.json, and the networks that can be "
         f"built are named {', '.join(ends)}; {remedy}"

@@ -48,9 +48,9 @@ def write_model(family: Family, weights: Weights, request: Request, folder: Path
         settings={name: value for name, value in settings.items() if name not in IN_NETWORK},
         labels=DEFAULT_LABELS if has_labels and family.classifies else "",
     )
-    asked = {**settings, **request.settings}
-    if keeps_ratio(asked):
-        shorter, longer = map(int, asked["resize_to"].split(","))
+    final_settings = {**settings, **request.settings}
+    if keeps_ratio(final_settings):
+        shorter, longer = map(int, final_settings["resize_to"].split(","))
         model_spec = replace(model_spec, max_batch_size=1, lengths=(1, shorter, longer))
     copy_example(family.example, folder)
     return model_spec
@@ -74,8 +74,10 @@ def labels_of(config: Mapping[str, Any]) -> tuple[str, ...]:
 def activation_of(config: Mapping[str, Any]) -> str:
     """Return the name of the function with which transformers' pipeline turns logits into scores:
     "softmax", "sigmoid" or "none"."""
-    kind = config.get("problem_type")
-    if kind == "regression":
+    problem = config.get("problem_type")
+    if problem == "regression":
         return "none"
     count = len(config.get("id2label") or (0, 1))  # by default, transformers has two labels
-    return "sigmoid" if kind == "multi_label_classification" or count == 1 else "softmax"
+    if problem == "multi_label_classification" or count == 1:
+        return "sigmoid"
+    return "softmax"

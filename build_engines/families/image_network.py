@@ -15,7 +15,14 @@ from transformers import AutoImageProcessor
 
 from build_engines.errors import BuildError, UsageError, explained
 from build_engines.families.family import Family, Head
-from build_engines.families.torch_export import OFFLINE, Example, check_answers, export_onnx, load
+from build_engines.families.torch_export import (
+    OFFLINE,
+    Example,
+    Shape,
+    check_answers,
+    export_onnx,
+    load,
+)
 from build_engines.request import Request
 from build_engines.weights import Weights
 from clients._image import ImageClient
@@ -27,12 +34,12 @@ INPUT = "input"
 OUTPUT = "logits"
 CLOSE = 1e-3
 # dimensions that may be dynamic, and their sizes during tracing
-FREE = {"batch": 2, "height": 96, "width": 160}
+TRACED_SIZES = {"batch": 2, "height": 96, "width": 160}
 # (width, height) of the images on which the client is compared with the image processor
-TRIED = ((311, 207), (190, 333), (640, 640), (60, 47), (1500, 1100), (900, 200), (180, 900))
+IMAGE_SIZES = ((311, 207), (190, 333), (640, 640), (60, 47), (1500, 1100), (900, 200), (180, 900))
 # networks to load with their own class, because AutoModel drops the projection of the embedding
 TOWERS = ("CLIPVisionModelWithProjection",)
-NAMES = {method.value: name for name, method in INTERPOLATIONS.items()}
+INTERPOLATION_NAMES = {method.value: name for name, method in INTERPOLATIONS.items()}
 
 
 def write_onnx(weights: Weights, family: Family, request: Request, path: Path) -> dict[str, str]:
@@ -46,21 +53,19 @@ def write_onnx(weights: Weights, family: Family, request: Request, path: Path) -
         raise BuildError(f"no network of transformers is built for the client {family.client}")
     processor = _processor(weights.path)
     settings = settings_of(processor)
-    client = client_of(processor, {**settings, **request.settings})
-    named = weights.architecture
-    loader = getattr(transformers, named if named in TOWERS else head.loader)
-    network = load(loader, weights.path, f"as a {named or 'network'}")
+    client = _make_client(processor, {**settings, **request.settings})
+    architecture = weights.architecture
+    loader = architecture if architecture in TOWERS else head.loader
+    purpose = f"as a {architecture or 'network'}"
+    network = load(getattr(transformers, loader), weights.path, purpose)
     if keeps_ratio(client.options) and request.max_batch_size > 1:
         raise UsageError(
             f"--max-batch-size {request.max_batch_size}: images of different sizes cannot be "
             "batched: leave the flag out"
         )
     module = Pixels(network, client, head)
-    height, width = client.input.shape[1:]
-    # either both height and width are dynamic, or neither is
-    sides = ("height", "width") if height == -1 else (height, width)
-    shape = ("batch" if request.max_batch_size else 1, 3, *sides)
-    traced = [side if isinstance(side, int) else FREE[side] for side in shape]
+    shape = _input_shape(client, request)
+    traced = [size if isinstance(size, int) else TRACED_SIZES[size] for size in shape]
     example = torch.zeros(traced, dtype=torch.uint8)
     export_onnx(module, {INPUT: example}, {INPUT: shape}, head.outputs, path)
     remedy = ""
@@ -73,14 +78,23 @@ def write_onnx(weights: Weights, family: Family, request: Request, path: Path) -
     return settings | head.settings(processor)
 
 
+def _input_shape(client: ImageClient, request: Request) -> Shape:
+    height, width = client.input.shape[1:]
+    # either both height and width are dynamic, or neither is
+    sides = ("height", "width") if height == -1 else (height, width)
+    batch = "batch" if request.max_batch_size else 1
+    return (batch, 3, *sides)
+
+
 def _examples(client: ImageClient, request: Request) -> Iterator[Example]:
-    """Yield random pixels in each size to which the client resizes the images of TRIED: one image
+    """Yield random pixels in each size to which the client resizes images of IMAGE_SIZES: one image
     at a time and, if the model takes batches, also three at a time."""
     rng = np.random.default_rng(0)
-    images = [Image.new("RGB", size) for size in TRIED]
+    images = [Image.new("RGB", size) for size in IMAGE_SIZES]
     sizes = sorted({client.fit(image).shape[:2] for image in images})
     has_batches = request.max_batch_size and not keeps_ratio(client.options)
-    for batch in (1, 3) if has_batches else (1,):
+    batches = (1, 3) if has_batches else (1,)
+    for batch in batches:
         for size in sizes:
             pixels = rng.integers(0, 256, (batch, 3, *size), np.uint8)
             yield {INPUT: torch.from_numpy(pixels)}
@@ -92,18 +106,19 @@ def _processor(checkpoint: Path) -> Any:
 
 
 def settings_of(processor: Any) -> dict[str, str]:
-    """Return settings with which a client prepares random images of all sizes in TRIED as the image
+    """Return settings with which a client prepares random images of all IMAGE_SIZES as the image
     processor does. Raise BuildError if none of the candidates do."""
+    resample = int(getattr(processor, "resample", None) or 0)
     settings = {
-        "interpolation": NAMES[int(getattr(processor, "resample", None) or 0)],
+        "interpolation": INTERPOLATION_NAMES[resample],
         "exact": "true",
         **_normalization(processor),
     }
     if getattr(processor, "do_flip_channel_order", False):
         settings["channel_order"] = "bgr"
     for geometry in _geometries(processor):
-        client = client_of(processor, settings | geometry)
-        if all(_is_same(processor, client, size) for size in TRIED):
+        client = _make_client(processor, settings | geometry)
+        if all(_is_prepared_alike(processor, client, size) for size in IMAGE_SIZES):
             return settings | geometry
     raise BuildError(
         f"{name_of(processor)} prepares images in a way that no client does; export the network to "
@@ -135,22 +150,23 @@ def _geometries(processor: Any) -> Iterator[dict[str, str]]:
     """Yield candidates for the client's settings: the ways in which processors resize and crop
     images. Raise BuildError if the prepared images differ in size, but the processor does not say
     how it keeps their proportions."""
-    sizes = {prepared(processor, Image.new("RGB", size)).shape for size in TRIED}
-    shortest, longest = _edge(processor, "shortest_edge"), _edge(processor, "longest_edge")
-    if len(sizes) > 1 and not (shortest and longest):
-        raise BuildError(
-            f"{name_of(processor)} makes tensors of different sizes: {sorted(sizes)}; it must make "
-            "one size, or keep the proportions by a shortest_edge and a longest_edge"
-        )
-    if len(sizes) > 1:
+    shapes = {prepared(processor, Image.new("RGB", size)).shape for size in IMAGE_SIZES}
+    shortest = _configured_size(processor, "shortest_edge")
+    if len(shapes) > 1:
+        longest = _configured_size(processor, "longest_edge")
+        if not (shortest and longest):
+            raise BuildError(
+                f"{name_of(processor)} makes tensors of different sizes: {sorted(shapes)}; it must "
+                "make one size, or keep the proportions by a shortest_edge and a longest_edge"
+            )
         divisor = {"size_divisor": "16"} if "Yolos" in type(processor).__name__ else {}
         yield {"resize": KEEP_RATIO, "resize_to": f"{shortest},{longest}", **divisor}
         return
-    _, height, width = sizes.pop()
+    ((_, height, width),) = shapes
     size = f"{height},{width}"
     yield {"size": size, "resize": "stretch", "resize_to": size}
     if not shortest:
-        sides = f"{_edge(processor, 'height')},{_edge(processor, 'width')}"
+        sides = f"{_configured_size(processor, 'height')},{_configured_size(processor, 'width')}"
         yield {"size": size, "resize": "stretch", "resize_to": sides}
         return
     # ConvNeXt's processor crops to the share `crop_pct` of the resized image, and LeViT's to 224 of
@@ -160,27 +176,30 @@ def _geometries(processor: Any) -> Iterator[dict[str, str]]:
         yield {"size": size, "resize": "shortest", "resize_to": str(int(edge))}
 
 
-def _edge(processor: Any, name: str) -> int:
+def _configured_size(processor: Any, name: str) -> int:
+    """Return a side in pixels from the processor's `size`, which may be a dict or an object of
+    transformers', or 0 if it is not there."""
     size = processor.size
-    return (size.get(name) if hasattr(size, "get") else size[name]) or 0
+    side = size.get(name) if hasattr(size, "get") else size[name]
+    return side or 0
 
 
 def _normalization(processor: Any) -> dict[str, str]:
     """Return the mean and std with which the processor normalizes pixels that were divided by 255.
     They are computed from its results for a black and a white image."""
-    black, white = (
-        prepared(processor, Image.new("RGB", (512, 512), colour)) for colour in ("black", "white")
-    )
-    offset = black.mean((1, 2), np.float64)
-    std = 1 / (white.mean((1, 2), np.float64) - offset)
-    return {"mean": _joined(-offset * std), "std": _joined(std)}
+    black = prepared(processor, Image.new("RGB", (512, 512), "black"))
+    white = prepared(processor, Image.new("RGB", (512, 512), "white"))
+    lowest = black.mean((1, 2), np.float64)  # (0 - mean) / std
+    highest = white.mean((1, 2), np.float64)  # (1 - mean) / std
+    std = 1 / (highest - lowest)
+    return {"mean": _joined(-lowest * std), "std": _joined(std)}
 
 
 def _joined(values: NDArray[np.float64]) -> str:
     return ",".join(f"{value:.7g}" for value in values)
 
 
-def client_of(processor: Any, settings: Mapping[str, str]) -> Client:
+def _make_client(processor: Any, settings: Mapping[str, str]) -> Client:
     """Return a client with these settings, for a network that takes normalized images. Raise
     BuildError if the settings are invalid."""
     sides = settings.get("size", "-1").split(",")
@@ -191,10 +210,11 @@ def client_of(processor: Any, settings: Mapping[str, str]) -> Client:
         return Client(Model("network", Path("/nonexistent"), inputs, outputs, 1, settings))
 
 
-def _is_same(processor: Any, client: ImageClient, size: tuple[int, int]) -> bool:
+def _is_prepared_alike(processor: Any, client: ImageClient, size: tuple[int, int]) -> bool:
     """Return whether the client prepares an image of this width and height as the processor
     does."""
-    pixels = np.random.default_rng(0).integers(0, 256, (*size[::-1], 3), dtype=np.uint8)
+    width, height = size
+    pixels = np.random.default_rng(0).integers(0, 256, (height, width, 3), dtype=np.uint8)
     image = Image.fromarray(pixels)
     ((ours,),) = client.prepare([image], {}).values()
     theirs = prepared(processor, image)

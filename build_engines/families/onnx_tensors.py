@@ -48,8 +48,10 @@ def with_tensors_of(
             f"{list(fixed[0].shape)} has a fixed first dimension; export the model with a "
             "dynamic batch dimension, or leave the flag out"
         )
-    batch = model_spec.max_batch_size if request.max_batch_size < 0 else request.max_batch_size
-    if fixed or not batch:
+    largest_batch = request.max_batch_size
+    if largest_batch < 0:  # the user did not set it
+        largest_batch = model_spec.max_batch_size
+    if fixed or not largest_batch:
         return replace(model_spec, inputs=inputs, outputs=outputs, max_batch_size=0)
     inputs, outputs = onnx_reader.without_batch(inputs), onnx_reader.without_batch(outputs)
-    return replace(model_spec, inputs=inputs, outputs=outputs, max_batch_size=batch)
+    return replace(model_spec, inputs=inputs, outputs=outputs, max_batch_size=largest_batch)

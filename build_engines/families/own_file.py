@@ -70,11 +70,12 @@ def run_random_rows(family: Family, run: Runner, spec: ModelSpec) -> Findings:
             feed = example_feed(spec, ROWS, length)
             together = run(feed)
             first = next(iter(together.values()))
-            has_boxes = max(first.shape[-2:]) > FEW_BOXES
+            # boxes are in the last dimension but one or, in some layouts, in the last one
+            has_many_boxes = max(first.shape[-2:]) > FEW_BOXES
             return Findings(
                 mixes_rows=spec.max_batch_size > 0 and _mixes_rows(run, feed, together),
-                makes_scores=_are_shares(first),
-                largest=float(np.abs(first).max()) if has_boxes else 0.0,
+                makes_scores=_are_probabilities(first),
+                largest=float(np.abs(first).max()) if has_many_boxes else 0.0,
             )
         except Exception:  # ONNX Runtime's and torch's exceptions have no common base class
             continue
@@ -95,8 +96,8 @@ def _check_boxes(findings: Findings) -> None:
 
 
 def _mixes_rows(run: Runner, feed: Tensors, together: Tensors) -> bool:
-    """Return whether the outputs for a row change if it is the only one in its batch. `together`
-    are the outputs for all rows in one batch."""
+    """Return whether the outputs for a row change if the row is alone in its batch. `together` are
+    the outputs for all rows in one batch."""
     alone = []
     for index in range(ROWS):
         row = {name: array[index : index + 1] for name, array in feed.items()}
@@ -119,7 +120,7 @@ def _alike(a: Any, b: Any) -> bool:
     return np.allclose(a, b, rtol=0, atol=ALIKE * largest)
 
 
-def _are_shares(scores: Any) -> bool:
+def _are_probabilities(scores: Any) -> bool:
     """Return whether the scores are floats, none is negative, and each row sums to 1."""
     if scores.dtype.kind != "f":
         return False
@@ -127,7 +128,7 @@ def _are_shares(scores: Any) -> bool:
     return rows.min() >= 0 and np.allclose(rows.sum(1), 1, atol=1e-3)
 
 
-def finished(
+def finish_model(
     family: Family, request: Request, folder: Path, spec: ModelSpec, findings: Findings
 ) -> ModelSpec:
     """Write the labels (from --labels, or else from the file's metadata), the other files of the
@@ -139,28 +140,37 @@ def finished(
     settings = family.write_files(request, folder)
     declared = client_class(family.client).settings if family.client else ()
     defaults = {setting.name: setting.default for setting in declared}
-    own_labels = findings.names if defaults.get("labels") == DEFAULT_LABELS else ()
+    # image clients read labels.txt by default; text clients only if the setting `labels` names it
+    reads_labels = defaults.get("labels") == DEFAULT_LABELS
+    own_labels = findings.names if reads_labels else ()
     has_labels = write_labels(folder / DEFAULT_LABELS, own_labels, request.labels)
-    if has_labels and defaults.get("labels") == "":
+    if has_labels and "labels" in defaults and not reads_labels:
         settings["labels"] = DEFAULT_LABELS
     if "activation" in defaults and findings.makes_scores:
         settings["activation"] = "none"
-    if findings.keypoints and "keypoints" in defaults:
+    if "keypoints" in defaults and findings.keypoints:
         settings["keypoints"] = findings.keypoints
     sides = spec.inputs[0].shape[-3:] if spec.inputs else ()  # including an image's channels
-    has_free_size = "size" in defaults and sides.count(-1) >= 2
-    has_size_asked = "size" in defaults and sides.count(request.size) == 2
-    if request.size and not has_free_size and not has_size_asked:
+    size = _free_size(request, "size" in defaults, sides, findings.size)
+    if size:
+        settings["size"] = str(size)
+    if family.example:
+        is_grey = bool(sides) and 1 in (sides[0], sides[-1])  # channels are first or last
+        copy_example(GREY if is_grey else family.example, folder)
+    labels = DEFAULT_LABELS if has_labels and family.classifies else ""
+    return replace(spec, settings=settings, labels=labels)
+
+
+def _free_size(request: Request, is_setting: bool, sides: Sequence[int], exported: int) -> int:
+    """Return the client's setting `size` if the file leaves height and width free: --size, or else
+    the size for which the file was `exported`, which may be 0. Otherwise return 0. `is_setting` is
+    true if the client has this setting. Raise UsageError for a --size that has no effect."""
+    is_free = is_setting and sides.count(-1) >= 2
+    is_fixed_to_flag = is_setting and sides.count(request.size) == 2
+    if request.size and not is_free and not is_fixed_to_flag:
         raise UsageError(
             f"--size {request.size} has no effect: an image client reads it if the file's height "
             f"and width are free, and its input is {list(sides)}; leave the flag out, or export "
             "another size"
         )
-    size = request.size or findings.size
-    if has_free_size and size:
-        settings["size"] = str(size)
-    if family.example:
-        is_grey = bool(sides) and 1 in (sides[0], sides[-1])
-        copy_example(GREY if is_grey else family.example, folder)
-    labels = DEFAULT_LABELS if has_labels and family.classifies else ""
-    return replace(spec, settings=settings, labels=labels)
+    return (request.size or exported) if is_free else 0

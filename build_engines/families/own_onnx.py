@@ -8,22 +8,22 @@ from build_engines import onnx_reader
 from build_engines.errors import UsageError
 from build_engines.families.family import Family
 from build_engines.families.onnx_tensors import open_file, with_tensors_of
-from build_engines.families.own_file import MAX_BATCH_SIZE, Findings, finished, run_random_rows
+from build_engines.families.own_file import MAX_BATCH_SIZE, Findings, finish_model, run_random_rows
 from build_engines.model_spec import ModelSpec
 from build_engines.request import Request
 from build_engines.weights import Weights
 
 
 def write_model(family: Family, weights: Weights, request: Request, folder: Path) -> ModelSpec:
-    """Copy the file to 1/model.onnx, together with the files that hold its weights, and return its
-    ModelSpec. A run on random rows shows what the graph may not say: whether the first dimension is
-    a batch, whether the file turns logits into scores, and whether boxes are in pixels. Raise
-    UsageError for a --max-batch-size above 0 if the outputs for a row depend on the other rows."""
+    """Copy the file to 1/model.onnx, together with the files that hold its weights, and add the
+    files of `finish_model`. Return the ModelSpec. A run on random rows shows what the graph may not
+    say: whether the first dimension is a batch, whether the file turns logits into scores, and
+    whether boxes are in pixels. Raise UsageError for a --max-batch-size above 0 if the outputs for
+    a row depend on the other rows."""
     graph = weights.graph
     file = _copied(weights, folder)
     opened = open_file(file)
-    spec = ModelSpec(max_batch_size=MAX_BATCH_SIZE)
-    spec = with_tensors_of(request, graph, opened, spec)
+    spec = with_tensors_of(request, graph, opened, ModelSpec(max_batch_size=MAX_BATCH_SIZE))
     findings = Findings()
     if opened and (spec.max_batch_size or family.classifies or family.boxes_in_pixels):
         findings = run_random_rows(family, opened, spec)
@@ -45,7 +45,7 @@ def write_model(family: Family, weights: Weights, request: Request, folder: Path
         keypoints=onnx_reader.keypoints_of(graph),
         size=onnx_reader.size_of(graph),
     )
-    return finished(family, request, folder, spec, findings)
+    return finish_model(family, request, folder, spec, findings)
 
 
 def _copied(weights: Weights, folder: Path) -> Path:

@@ -11,7 +11,7 @@ from typing import Any
 from build_engines import onnx_reader
 from build_engines.errors import BuildError, UsageError
 from build_engines.families.family import Family
-from build_engines.families.own_file import MAX_BATCH_SIZE, finished, run_random_rows
+from build_engines.families.own_file import MAX_BATCH_SIZE, finish_model, run_random_rows
 from build_engines.model_spec import TORCHSCRIPT, ModelSpec
 from build_engines.request import Request
 from build_engines.runners import example_feed
@@ -23,22 +23,27 @@ _INPUT = re.compile(r"(?:([^:]+):)?([A-Z0-9]+):((?:-?\d+(?:,-?\d+)*)?)")
 
 
 def write_model(family: Family, weights: Weights, request: Request, folder: Path) -> ModelSpec:
-    """Copy the file to 1/model.pt, and return its ModelSpec. Raise UsageError for a missing or
-    invalid --input, and BuildError if the file cannot be served with these inputs."""
-    batch = MAX_BATCH_SIZE if request.max_batch_size < 0 else request.max_batch_size
+    """Copy the file to 1/model.pt, and add the files of `finish_model`. Return the ModelSpec. Raise
+    UsageError for a missing or invalid --input, and BuildError if the file cannot be served with
+    these inputs."""
+    largest_batch = request.max_batch_size
+    if largest_batch < 0:  # the user did not set it
+        largest_batch = MAX_BATCH_SIZE
     path = weights.path
     module = _read(path)
     inputs = parse_inputs(request.inputs)
-    outputs = _output_specs(request, module, inputs, batching=batch > 0)
+    outputs = _output_specs(request, module, inputs, has_batches=largest_batch > 0)
     shutil.copyfile(path, folder / "1" / "model.pt")
-    spec = ModelSpec(inputs=inputs, outputs=outputs, max_batch_size=batch, platform=TORCHSCRIPT)
+    spec = ModelSpec(
+        inputs=inputs, outputs=outputs, max_batch_size=largest_batch, platform=TORCHSCRIPT
+    )
     findings = run_random_rows(family, partial(_run, module), spec)
-    if batch and findings.mixes_rows:
+    if findings.mixes_rows:
         raise BuildError(
             f"{path}: rows have other answers together than alone, so the first dimension is not "
             "a batch: build it with --max-batch-size 0, and with all dimensions in --input"
         )
-    return finished(family, request, folder, spec, findings)
+    return finish_model(family, request, folder, spec, findings)
 
 
 def _run(module: Any, feed: Tensors) -> Tensors:
@@ -69,10 +74,12 @@ def _parse_input(text: str, number: int) -> TensorSpec:
         raise UsageError(
             f"--input {text}: it is [NAME:]DATATYPE:DIMS, for example FP32:3,224,224 or INT64:-1"
         )
-    dims = tuple(map(int, filter(None, match[3].split(","))))
-    if any(size < 1 and size != -1 for size in dims):
+    name, datatype, dims = match.groups()
+    sizes = dims.split(",") if dims else []  # a scalar has no dimensions
+    shape = tuple(map(int, sizes))
+    if any(size < 1 and size != -1 for size in shape):
         raise UsageError(f"--input {text}: a dimension is at least 1, or -1 if it varies")
-    return TensorSpec(match[1] or f"INPUT__{number}", match[2], dims)
+    return TensorSpec(name or f"INPUT__{number}", datatype, shape)
 
 
 def _read(path: Path) -> Any:
@@ -82,44 +89,51 @@ def _read(path: Path) -> Any:
 
     try:
         module: Any = torch.jit.load(str(path), map_location="cpu").eval()
-        arguments = module.forward.schema.arguments[1:]
+        arguments = module.forward.schema.arguments[1:]  # without self
     except (RuntimeError, AttributeError) as err:
         raise BuildError(
-            f"{path} is not a TorchScript file with a forward: {str(err).strip().splitlines()[-1]}"
+            f"{path} is not a TorchScript file with a forward: {_reason(err)}"
         ) from err
-    for each in arguments:
-        if "Tensor" not in str(each.type) and not each.has_default_value():
+    for argument in arguments:
+        if "Tensor" not in str(argument.type) and not argument.has_default_value():
             raise BuildError(
-                f"{path}: its forward takes '{each.name}' as {each.type}, but Triton only sends "
-                "tensors: script a module around it in which that is a constant, or build "
+                f"{path}: its forward takes '{argument.name}' as {argument.type}, but Triton only "
+                "sends tensors: script a module around it in which that is a constant, or build "
                 "its ONNX file"
             )
     return module
 
 
+def _reason(err: Exception) -> str:
+    """Return the last line of torch's error. The lines before it are TorchScript's traceback."""
+    return str(err).strip().splitlines()[-1]
+
+
 def _output_specs(
-    request: Request, module: Any, inputs: tuple[TensorSpec, ...], batching: bool
+    request: Request, module: Any, inputs: tuple[TensorSpec, ...], has_batches: bool
 ) -> tuple[TensorSpec, ...]:
     """Run the module on random tensors, and return the specs of its outputs. A dimension is
     variable if it differs between two runs with different sizes. Raise BuildError if the module
-    fails, or if `batching` is true and an output has no batch dimension."""
-    model = ModelSpec(inputs=inputs, max_batch_size=int(batching))
+    fails, or if `has_batches` is true and an output has no batch dimension."""
+    model = ModelSpec(inputs=inputs, max_batch_size=int(has_batches))
     try:
-        one = _run(module, example_feed(model, 2, 16))
-        other = _run(module, example_feed(model, 3, 24))
+        small = _run(module, example_feed(model, 2, 16))
+        large = _run(module, example_feed(model, 3, 24))
     except (RuntimeError, ValueError, TypeError, AttributeError) as err:
-        reason = str(err).strip().splitlines()[-1]
         raise BuildError(
-            f"--input {' '.join(request.inputs)}: the file does not run on such tensors: {reason}"
+            f"--input {' '.join(request.inputs)}: the file does not run on such tensors: "
+            f"{_reason(err)}"
         ) from err
-    return tuple(_output_spec(name, one[name], other[name], batching) for name in one)
+    return tuple(_output_spec(name, small[name], large[name], has_batches) for name in small)
 
 
-def _output_spec(name: str, one: Any, other: Any, batching: bool) -> TensorSpec:
-    pairs = zip(one.shape, other.shape, strict=True)
-    shape = tuple(a if a == b else -1 for a, b in pairs)
-    if batching and shape[:1] != (-1,):
+def _output_spec(name: str, small: Any, large: Any, has_batches: bool) -> TensorSpec:
+    sizes = zip(small.shape, large.shape, strict=True)
+    shape = tuple(size if size == other else -1 for size, other in sizes)
+    if has_batches and shape[:1] != (-1,):
         raise BuildError(
             f"output '{name}' has no batch dimension; build it with --max-batch-size 0"
         )
-    return TensorSpec(name, Tensor.of(name, one).datatype, shape[int(batching) :])
+    if has_batches:
+        shape = shape[1:]
+    return TensorSpec(name, Tensor.of(name, small).datatype, shape)

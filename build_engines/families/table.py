@@ -40,7 +40,7 @@ LIBRARIES = ("sklearn", "xgboost", "lightgbm", "numpy", "scipy", "joblib", "pand
 
 def write_model(_: Family, weights: Weights, request: Request, folder: Path) -> ModelSpec:
     """Write 1/model.onnx, labels.txt if the classes have names and, unless the weights are an ONNX
-    file, what `_converted` writes. Return the ModelSpec. Raise UsageError unless --precision is
+    file, what `_convert` writes. Return the ModelSpec. Raise UsageError unless --precision is
     fp32."""
     if request.precision != "fp32":
         raise UsageError(f"--precision {request.precision}: a table's model is served in fp32")
@@ -49,9 +49,9 @@ def write_model(_: Family, weights: Weights, request: Request, folder: Path) -> 
     classes: Sequence[Class]
     if weights.kind == ONNX_FILE:
         model = deepcopy(weights.graph)
-        classes = mend(model)
+        classes = mend(model)  # changes `model`
     else:
-        converted = _converted(request, weights, folder)
+        converted = _convert(request, weights, folder)
         model, classes, batch_size = converted.model, converted.classes, converted.batch_size
         if converted.missing:
             settings["missing"] = converted.missing
@@ -61,7 +61,7 @@ def write_model(_: Family, weights: Weights, request: Request, folder: Path) -> 
     return ModelSpec(max_batch_size=batch_size, settings=settings)
 
 
-def _converted(request: Request, weights: Weights, folder: Path) -> Any:
+def _convert(request: Request, weights: Weights, folder: Path) -> Any:
     """Convert the model to ONNX, and return the result. Write example.json, columns.txt if columns
     have names, and categories.json if a column accepts only certain values."""
     estimator = read(weights, request.allow_pickle)
@@ -90,8 +90,8 @@ def _name_classes(request: Request, classes: Sequence[Class], folder: Path) -> M
             f"{', '.join(texts[:5])} …"
         )
     write_labels(folder / LABELS, texts, request.labels)
-    usual = list(range(len(classes)))
-    if texts or list(classes) == usual:
+    are_indices = list(classes) == list(range(len(classes)))
+    if texts or are_indices:
         return {}
     return {"classes": ",".join(map(str, classes))}
 
@@ -110,7 +110,7 @@ def read(weights: Weights, allow_pickle: bool) -> Any:
         raise BuildError(f"{path} cannot be read: {reason}") from err
 
 
-def _pickle(path: Path, allow_pickle: bool) -> Any:
+def _read_pickle(path: Path, allow_pickle: bool) -> Any:
     """Return the pickled model. Refuse a model that another version of scikit-learn saved, because
     its predictions may change."""
     if not allow_pickle:
@@ -147,8 +147,9 @@ def _unpickled(path: Path) -> Any:
                 return Unused
             if module.startswith("catboost"):
                 raise BuildError(f"{path} holds a model of CatBoost: {OF_CATBOOST}")
+            numpy_1_module = re.sub(r"^numpy\._core\b", "numpy.core", module)
             try:
-                return super().find_class(re.sub(r"^numpy\._core\b", "numpy.core", module), name)
+                return super().find_class(numpy_1_module, name)
             except (AttributeError, ModuleNotFoundError) as err:
                 if module.partition(".")[0] in LIBRARIES:
                     raise
@@ -173,7 +174,7 @@ class Unused:
     def __setstate__(self, _: Any) -> None: ...
 
 
-def _xgboost(path: Path, _: bool) -> Any:
+def _read_xgboost(path: Path, _: bool) -> Any:
     """Return the Booster in the file, up to its best round. Print a note if rounds are left out."""
     import xgboost
 
@@ -181,17 +182,18 @@ def _xgboost(path: Path, _: bool) -> Any:
 
     booster = xgboost.Booster(model_file=str(path))
     best = best_trees(booster)
-    if best.num_boosted_rounds() < booster.num_boosted_rounds():
+    built, trained = best.num_boosted_rounds(), booster.num_boosted_rounds()
+    if built < trained:
         print(
-            f"{path} stopped early: the first {best.num_boosted_rounds()} of its "
-            f"{booster.num_boosted_rounds()} rounds are built, as XGBClassifier and XGBRegressor "
-            "use them; a Booster's own predict uses all of them: pickle the Booster for those",
+            f"{path} stopped early: the first {built} of its {trained} rounds are built, as "
+            "XGBClassifier and XGBRegressor use them; a Booster's own predict uses all of them: "
+            "pickle the Booster for those",
             flush=True,
         )
     return best
 
 
-def _lightgbm(path: Path, _: bool) -> Any:
+def _read_lightgbm(path: Path, _: bool) -> Any:
     import lightgbm
 
     return lightgbm.Booster(model_file=str(path))
@@ -204,9 +206,9 @@ def _recognizes(weights: Weights) -> bool:
 
 
 READERS: dict[str, Callable[[Path, bool], Any]] = {
-    PICKLE: _pickle,
-    XGBOOST: _xgboost,
-    LIGHTGBM: _lightgbm,
+    PICKLE: _read_pickle,
+    XGBOOST: _read_xgboost,
+    LIGHTGBM: _read_lightgbm,
 }
 FAMILY = Family(
     client="table",

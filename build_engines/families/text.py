@@ -23,7 +23,7 @@ from build_engines.families.text_checkpoint import (
     write_example,
 )
 from build_engines.labels import write_labels
-from build_engines.measures import OF_TASKS, SENTENCES
+from build_engines.measures import SENTENCES, TEXT_MEASURES
 from build_engines.model_spec import ModelSpec
 from build_engines.packages import file_of
 from build_engines.request import Request
@@ -55,6 +55,7 @@ def write_model(_: Family, weights: Weights, request: Request, folder: Path) -> 
     has_tensors = has_safetensors(checkpoint)
     task = task_of(checkpoint, config, request.task)
     settings = sentence_settings(checkpoint, task)
+    # the other tasks do not pool
     pooling = pooling_of(checkpoint) if task == "embedding" else "mean"
     file = folder / "1" / "model.onnx"
     is_plain = bert.is_plain(config, pooling) and "Dense" not in dict(modules_of(checkpoint))
@@ -105,8 +106,8 @@ def write_tokenizer(request: Request, folder: Path) -> dict[str, str]:
 
 
 def logits_of(spec: ModelSpec) -> Sequence[str]:
-    """Return the names of outputs that the client always reads as logits. The model may lack some
-    of them."""
+    """Return the names of outputs that the client always reads as logits. The model need not have
+    all of them."""
     if spec.settings.get("task") not in FROM_LOGITS:
         return ()
     return (spec.outputs[0].name, *TWO_OUTPUTS)
@@ -124,6 +125,6 @@ FAMILY = Family(
     write_files=write_tokenizer,
     logits=logits_of,
     samples=SENTENCES,
-    measure=lambda client: OF_TASKS[str(client.options["task"])],
+    measure=lambda client: TEXT_MEASURES[str(client.options["task"])],
     any_cpu_engine=True,
 )

@@ -91,19 +91,19 @@ def task_of(checkpoint: Path, config: Mapping[str, Any], asked: str) -> str:
     if asked and asked not in TASKS:
         raise BuildError(f"the task {asked!r} is not one of: {', '.join(TASKS)}")
     name = str((config.get("architectures") or ["network of no name"])[0])
-    found = f"config.json says that it is a {name}"
+    description = f"config.json says that it is a {name}"
     if config.get("is_encoder_decoder"):
         raise BuildError(
-            f"{found}, an encoder with a decoder, which no client serves: {TO_TENSORS}"
+            f"{description}, an encoder with a decoder, which no client serves: {TO_TENSORS}"
         )
     tasks = _tasks_of(checkpoint, config, name)
     if not asked and not tasks:
         raise BuildError(
-            f"{found}, which has none of the tasks {', '.join(TASKS)}: name one with --task; for "
-            "embedding its encoder is built, without what the network adds to it"
+            f"{description}, which has none of the tasks {', '.join(TASKS)}: name one with --task; "
+            "for embedding its encoder is built, without what the network adds to it"
         )
     if asked and tasks and asked not in (*tasks, "embedding"):
-        raise BuildError(f"{found}: its task is {' or '.join(tasks)}, not {asked}")
+        raise BuildError(f"{description}: its task is {' or '.join(tasks)}, not {asked}")
     return asked or tasks[0]
 
 
@@ -116,8 +116,9 @@ def _tasks_of(checkpoint: Path, config: Mapping[str, Any], name: str) -> tuple[s
     for end, tasks in HEADS.items():
         if name.endswith(end):
             has_one_score = len(config.get("id2label", ())) == 1
-            ranks = is_ranker and has_one_score and "text-ranking" in tasks
-            return ("text-ranking", *tasks) if ranks else tasks
+            if is_ranker and has_one_score and "text-ranking" in tasks:
+                return ("text-ranking", *tasks)
+            return tasks
     is_encoder = name.endswith(ENCODERS) and not name.endswith(GENERATORS)
     return ("embedding",) if is_encoder else ()
 
@@ -137,12 +138,12 @@ def sentence_settings(checkpoint: Path, task: str) -> dict[str, str]:
     not among them, because it is part of the network. Raise BuildError for an unknown module, for
     modules in an unknown order, or for a default prompt that the task does not support."""
     settings = {}
-    modules = [name for name, _ in modules_of(checkpoint)]
     if task == "embedding":
         order, buildable = MODULE_ORDER, "Transformer, Pooling, any number of Dense, Normalize"
     else:
         order, buildable = CROSS_ENCODER_ORDER, "Transformer alone"
     if (checkpoint / MODULES).is_file():
+        modules = [name for name, _ in modules_of(checkpoint)]
         if not order.fullmatch(", ".join(modules)):
             raise BuildError(
                 f"{MODULES} has the modules {', '.join(modules) or 'none'}, and for {task} the "
@@ -152,12 +153,13 @@ def sentence_settings(checkpoint: Path, task: str) -> dict[str, str]:
             settings["normalize"] = "false"
     if task != "embedding" and read_json(checkpoint / PROMPTS).get("default_prompt_name"):
         raise BuildError(f"{PROMPTS} has a default_prompt_name, which {task} does not support")
-    if length := _read_sentence_file(checkpoint).get("max_seq_length"):
+    length = _sentence_config(checkpoint).get("max_seq_length")
+    if length:
         settings["max_length"] = str(length)
     return settings
 
 
-def _read_sentence_file(checkpoint: Path) -> Any:
+def _sentence_config(checkpoint: Path) -> Any:
     """Return the settings in sentence_*_config.json, such as max_seq_length, or {} without this
     file. sentence-transformers names it after the kind of network."""
     files = sorted(checkpoint.glob("sentence_*_config.json"))
@@ -209,8 +211,9 @@ def copy_tokenizer(source: Path, target: Path) -> None:
         if (source / name).exists() and not (target / name).exists():
             shutil.copyfile(source / name, target / name)
     # in a network for texts and images, this is the configuration of the text part
-    if tower := read_json(source / "config.json").get("text_config"):
-        (target / "config.json").write_text(json.dumps(tower, indent=2))
+    text_config = read_json(source / "config.json").get("text_config")
+    if text_config:
+        (target / "config.json").write_text(json.dumps(text_config, indent=2))
 
 
 def check_tokenizer(folder: Path, checkpoint: Path) -> TextTokenizer:
@@ -220,15 +223,16 @@ def check_tokenizer(folder: Path, checkpoint: Path) -> TextTokenizer:
         tokenizer = TextTokenizer(folder, 0)
     except ConfigError as err:
         raise BuildError(str(err)) from err
-    size, rows = tokenizer.tokenizer.get_vocab_size(), tokenizer.config.get("vocab_size")
-    if rows and size > rows:
+    size = tokenizer.tokenizer.get_vocab_size()
+    network_size = tokenizer.config.get("vocab_size")
+    if network_size and size > network_size:
         raise BuildError(
-            f"its tokenizer has {size} tokens, and the network knows {rows}: they do not "
+            f"its tokenizer has {size} tokens, and the network knows {network_size}: they do not "
             "belong together"
         )
-    lowers = _read_sentence_file(checkpoint).get("do_lower_case")
-    upper, lower = (tokenizer.tokenizer.encode(text).ids for text in ("ABC", "abc"))
-    if lowers and upper != lower:
+    should_lower = _sentence_config(checkpoint).get("do_lower_case")
+    is_lowering = tokenizer.tokenizer.encode("ABC").ids == tokenizer.tokenizer.encode("abc").ids
+    if should_lower and not is_lowering:
         raise BuildError(
             "its sentence_*_config.json says do_lower_case, but its tokenizer distinguishes "
             "upper and lower case"
@@ -241,8 +245,7 @@ def write_example(folder: Path, task: str) -> None:
     example = EXAMPLES[task]
     if isinstance(example, str):
         mask = TextTokenizer(folder / "tokenizer", 0).mask
-        (folder / "example.txt").write_text(
-            f"{example.replace('{mask}', mask)}\n", encoding="utf-8"
-        )
+        text = example.replace("{mask}", mask)
+        (folder / "example.txt").write_text(f"{text}\n", encoding="utf-8")
     else:
         (folder / "example.json").write_text(f"{json.dumps(example)}\n", encoding="utf-8")

@@ -2,7 +2,7 @@
 these networks."""
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +44,7 @@ SPARE = (
     r"generator_\w+|discriminator_predictions|vocab_\w+|head|decoder)\."
 )
 # (rows, tokens) of the inputs on which the file is compared with the network
-TRIED = ((1, 3), (3, 12), (2, 21))
+EXAMPLE_SIZES = ((1, 3), (3, 12), (2, 21))
 LARGEST = 2**31 - 2**24  # maximum bytes of weights: protobuf's limit, minus room for the graph
 
 
@@ -57,22 +57,26 @@ def write_onnx(checkpoint: Path, task: str, pooling: str, path: Path) -> None:
     dense = [folder for name, folder in modules_of(checkpoint) if name == "Dense"]
     head = _SentenceHead(pooling, dense)
     network = _Exported(load_network(checkpoint, task), task, head).eval()
-    shapes: dict[str, Shape] = {
-        name: ("batch", "masks" if name == POSITIONS else "sequence") for name in network.names
-    }
-    second = "masks" if task == "fill-mask" else "sequence"
+    shapes: dict[str, Shape] = dict.fromkeys(network.names, ("batch", "sequence"))
+    second = "sequence"  # the second dimension of the outputs for each token
+    if task == "fill-mask":
+        shapes[POSITIONS] = ("batch", "masks")
+        second = "masks"
     export_onnx(network, network.example(2, 9), shapes, network.outputs, path, second)
-    check_answers(network, path, (network.example(*each) for each in TRIED), _same)
-    _check_padding(network)
+    examples = [network.example(rows, tokens) for rows, tokens in EXAMPLE_SIZES]
+    check_answers(network, path, examples, _equal_without_padding)
+    _check_padding(network, examples)
 
 
 def load_network(checkpoint: Path, task: str, largest: int = LARGEST) -> Any:
     """Load the network for a task with transformers. Raise BuildError if it cannot be loaded or
     exported, for example because its weights have more than `largest` bytes."""
     named = (read_json(checkpoint / "config.json").get("architectures") or [""])[0]
-    loader = named if named in TOWERS or named.endswith("EncoderModel") else LOADERS[task]
-    unused = r"(\w+\.)*pooler\." if task == "embedding" else NEVER
-    network = load(getattr(transformers, loader), checkpoint, f"for {task}", unused, SPARE)
+    loader = LOADERS[task]
+    if named in TOWERS or named.endswith("EncoderModel"):
+        loader = named  # AutoModel would drop the projection, or demand a decoder
+    may_miss = r"(\w+\.)*pooler\." if task == "embedding" else NEVER
+    network = load(getattr(transformers, loader), checkpoint, f"for {task}", may_miss, SPARE)
     if network.config.model_type in TYPES_AS_WORDS:
         raise BuildError(
             f"{checkpoint} is a {type(network).__name__}, which looks the types of tokens up among "
@@ -83,7 +87,7 @@ def load_network(checkpoint: Path, task: str, largest: int = LARGEST) -> Any:
         raise BuildError(
             f"{checkpoint} is a {named}: of networks of texts and images, only CLIP's can be served"
         )
-    size = 4 * sum(each.numel() for each in network.parameters())
+    size = 4 * sum(weights.numel() for weights in network.parameters())
     if size > largest:
         raise BuildError(
             f"{checkpoint} has {size / 1e9:.1f} GB of weights in FP32, and one ONNX file holds 2"
@@ -99,25 +103,26 @@ class _Exported(torch.nn.Module):  # type: ignore[misc, unused-ignore]
         super().__init__()
         self.network, self.task, self.head = network, task, head
         self.names = ["input_ids", "attention_mask"]
-        takes = inspect.signature(network.forward).parameters
-        if "token_type_ids" in takes and getattr(network.config, "type_vocab_size", 0) > 1:
+        accepted = inspect.signature(network.forward).parameters
+        if "token_type_ids" in accepted and getattr(network.config, "type_vocab_size", 0) > 1:
             self.names.append("token_type_ids")
         if task == "fill-mask":
             self.names.append(POSITIONS)
             base = getattr(network, network.base_model_prefix)
             base.register_forward_hook(self._only_masks)
         self.is_tower = type(network).__name__ in TOWERS
-        self.outputs = (
-            ["last_hidden_state", "sentence_embedding"] if task == "embedding" else ["logits"]
-        )
         if self.is_tower:
             self.outputs = ["sentence_embedding"]
+        elif task == "embedding":
+            self.outputs = ["last_hidden_state", "sentence_embedding"]
+        else:
+            self.outputs = ["logits"]
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         inputs = dict(zip(self.names, tensors, strict=True))
         if self.is_tower:
             return (self._tower(**inputs),)
-        self.positions = inputs.pop(POSITIONS, None)
+        self.positions = inputs.pop(POSITIONS, None)  # for _only_masks
         output = self.network(**inputs, return_dict=True)
         if self.task == "question-answering":
             return (torch.stack((output.start_logits, output.end_logits), -1),)
@@ -133,8 +138,9 @@ class _Exported(torch.nn.Module):  # type: ignore[misc, unused-ignore]
         return self.network(**inputs).text_embeds
 
     def _only_masks(self, module: Any, inputs: Any, output: Any) -> Any:
-        """Keep only the states at the masks, because the logits of all tokens would take 15.6 MB
-        for a text of 128 tokens, with BERT's vocabulary."""
+        """Change the `output` of the network without its head: keep only the states at the masks,
+        because the logits of all tokens would take 15.6 MB for a text of 128 tokens, with BERT's
+        vocabulary."""
         states = output.last_hidden_state
         index = self.positions[..., None].expand(-1, -1, states.shape[-1])
         output.last_hidden_state = states.gather(1, index)
@@ -147,15 +153,14 @@ class _Exported(torch.nn.Module):  # type: ignore[misc, unused-ignore]
         torch.manual_seed(0)
         mask = torch.ones(rows, length, dtype=torch.int64)
         mask[-1, (length + 1) // 2 :] = 0
-        every = {
-            "input_ids": torch.randint(5, config.vocab_size, (rows, length)).masked_fill(
-                mask == 0, padding
-            ),
+        tokens = torch.randint(5, config.vocab_size, (rows, length))
+        inputs = {
+            "input_ids": tokens.masked_fill(mask == 0, padding),
             "attention_mask": mask,
             "token_type_ids": torch.zeros_like(mask),
-            POSITIONS: torch.arange(2).repeat(rows, 1),
+            POSITIONS: torch.arange(2).repeat(rows, 1),  # as if the first two tokens were masks
         }
-        return {name: every[name] for name in self.names}
+        return {name: inputs[name] for name in self.names}
 
 
 class _SentenceHead(torch.nn.Module):  # type: ignore[misc, unused-ignore]
@@ -165,9 +170,10 @@ class _SentenceHead(torch.nn.Module):  # type: ignore[misc, unused-ignore]
     def __init__(self, pooling: str, folders: Sequence[Path]) -> None:
         super().__init__()
         self.pooling = pooling
-        self.layers = torch.nn.Sequential(
-            *(layer for folder in folders for layer in _dense(folder))
-        )
+        layers: list[torch.nn.Module] = []
+        for folder in folders:
+            layers += _dense(folder)
+        self.layers = torch.nn.Sequential(*layers)
 
     def forward(self, states: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         kept = mask[..., None].to(states.dtype)
@@ -189,48 +195,39 @@ def _dense(folder: Path) -> list[torch.nn.Module]:
     if model.safetensors is missing, or if the activation is not supported."""
     config = read_json(folder / "config.json")
     name = str(config.get("activation_function", "Tanh")).rpartition(".")[2]
-    if (
-        name not in ("Tanh", "Identity", "ReLU", "GELU", "Sigmoid")
-        or not (folder / "model.safetensors").is_file()
-    ):
+    file = folder / "model.safetensors"
+    if name not in ("Tanh", "Identity", "ReLU", "GELU", "Sigmoid") or not file.is_file():
         raise BuildError(
             f"{folder} has no model.safetensors, or its activation {name} is not known"
         )
     layer = torch.nn.Linear(config["in_features"], config["out_features"], config.get("bias", True))
-    layer.load_state_dict(
-        {
-            key.removeprefix("linear."): value.float()
-            for key, value in load_file(folder / "model.safetensors").items()
-        }
-    )
+    saved = load_file(file)
+    layer.load_state_dict({key.removeprefix("linear."): saved[key].float() for key in saved})
     return [layer, getattr(torch.nn, name)()]
 
 
-def _same(outputs: Arrays, wanted: Arrays, example: Example) -> bool:
+def _equal_without_padding(outputs: Arrays, wanted: Arrays, example: Example) -> bool:
     """Return whether the file's `outputs` equal the `wanted` ones, up to rounding. In outputs of
     the shape [rows, tokens, n], padding is ignored."""
     if POSITIONS in example:
         return equal(outputs, wanted)
     is_token = example["attention_mask"].numpy() > 0
 
-    def of_tokens(arrays: Arrays) -> Arrays:
-        return [each[is_token] if each.ndim == 3 else each for each in arrays]
+    def without_padding(arrays: Arrays) -> Arrays:
+        return [array[is_token] if array.ndim == 3 else array for array in arrays]
 
-    return equal(of_tokens(outputs), of_tokens(wanted))
+    return equal(without_padding(outputs), without_padding(wanted))
 
 
-def _check_padding(network: _Exported) -> None:
+def _check_padding(network: _Exported, examples: Sequence[Example]) -> None:
     """Raise BuildError if padding changes the network's output for a text. Try both the tokenizer's
     padding token, with which clients pad, and 0, with which backends pad."""
-    examples = [network.example(*size) for size in TRIED]
-    for example in examples + [_padded_with_0(example) for example in examples]:
-        length = example["input_ids"].shape[1]
-        end = (length + 1) // 2  # number of tokens in the last row; padding follows
-        last = {name: tensor[-1:] for name, tensor in example.items()}
-        cut = {name: row if name == POSITIONS else row[:, :end] for name, row in last.items()}
+    for example in (*examples, *map(_padded_with_0, examples)):
         with torch.inference_mode():
-            together, alone = network(*example.values()), network(*cut.values())
-        pairs = zip(together, alone, strict=True)
+            padded = network(*example.values())
+            alone = network(*_last_row_without_padding(example).values())
+        # an output for each token has fewer columns if the row is alone
+        pairs = zip(padded, alone, strict=True)
         rows = [batch[-1:, : row.shape[1]].numpy() for batch, row in pairs]
         if not equal(rows, [row.numpy() for row in alone]):
             raise BuildError(
@@ -240,5 +237,13 @@ def _check_padding(network: _Exported) -> None:
             )
 
 
-def _padded_with_0(example: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def _last_row_without_padding(example: Example) -> dict[str, torch.Tensor]:
+    tokens = int(example["attention_mask"][-1].sum())
+    row = {}
+    for name, tensor in example.items():
+        row[name] = tensor[-1:] if name == POSITIONS else tensor[-1:, :tokens]
+    return row
+
+
+def _padded_with_0(example: Example) -> dict[str, torch.Tensor]:
     return {**example, "input_ids": example["input_ids"] * example["attention_mask"]}

@@ -27,11 +27,11 @@ Example = Mapping[str, torch.Tensor]  # {input's name: its tensor}
 
 
 def load(
-    loader: Any, checkpoint: Path, purpose: str, unused: str = NEVER, spare: str = NEVER
+    loader: Any, checkpoint: Path, purpose: str, may_miss: str = NEVER, may_have: str = NEVER
 ) -> Any:
-    """Load a network from a folder, in FP32. Weights that match the pattern `unused` may be
-    missing, and weights that match `spare` may be in the folder although the network does not use
-    them. `purpose` completes error messages.
+    """Load a network from a folder, in FP32. Weights that match the pattern `may_miss` may be
+    missing, and weights that match `may_have` may be in the folder although the network does not
+    use them. `purpose` completes error messages.
 
     Raise BuildError if transformers cannot load the network, if another weight is missing (it would
     get random numbers), if the folder has another weight that the network does not use, or if a
@@ -51,15 +51,13 @@ def load(
         if isinstance(err, ImportError):  # this error names the missing package on several lines
             reason = " ".join(str(err).split())
         raise BuildError(f"{checkpoint} cannot be loaded {purpose}: {reason}") from err
-    mismatched = info.get("mismatched_keys", ())
+    missing = [name for name in info["missing_keys"] if not re.match(may_miss, name)]
+    unexpected = [name for name in info["unexpected_keys"] if not re.match(may_have, name)]
+    mismatched = [name for name, *_ in info["mismatched_keys"]]
     flaws = {
-        "lacks": [name for name in info["missing_keys"] if not re.match(unused, name)],
-        "has what the network does not take:": [
-            name for name in info["unexpected_keys"] if not re.match(spare, name)
-        ],
-        "has another shape of": [
-            each[0] if isinstance(each, tuple) else each for each in mismatched
-        ],
+        "lacks": missing,
+        "has what the network does not take:": unexpected,
+        "has another shape of": mismatched,
     }
     for flaw, names in flaws.items():
         if names:
@@ -90,15 +88,15 @@ def export_onnx(
         try:
             result = module.eval()(*example.values())
             tensors = result if isinstance(result, tuple) else (result,)
-            made = [_free_shape(tensor, first, second) for tensor in tensors]
-            every = {**shapes, **dict(zip(outputs, made, strict=True))}
+            output_shapes = [_output_shape(tensor, first, second) for tensor in tensors]
+            all_shapes = {**shapes, **dict(zip(outputs, output_shapes, strict=True))}
             torch.onnx.export(
                 module,
                 tuple(example.values()),
                 str(path),
                 input_names=list(example),
                 output_names=list(outputs),
-                dynamic_axes={name: _names_of(shape) for name, shape in every.items()},
+                dynamic_axes={name: _dynamic_axes(shape) for name, shape in all_shapes.items()},
                 opset_version=OPSET,
                 dynamo=False,
             )
@@ -109,10 +107,10 @@ def export_onnx(
                 f"{_name(module)} cannot be exported to ONNX by torch's tracer: {first_line(err)}; "
                 "export it by other means and build the ONNX file"
             ) from err
-    _declare_shapes(path, every)
+    _declare_shapes(path, all_shapes)
 
 
-def _free_shape(tensor: torch.Tensor, first: int | str, second: str) -> Shape:
+def _output_shape(tensor: torch.Tensor, first: int | str, second: str) -> Shape:
     """Return an output's shape with `first` as its first dimension. If there are three dimensions
     and `second` is not empty, `second` is the second one."""
     sizes = tuple(map(int, tensor.shape[1:]))
@@ -121,9 +119,9 @@ def _free_shape(tensor: torch.Tensor, first: int | str, second: str) -> Shape:
     return (first, *sizes)
 
 
-def _names_of(shape: Shape) -> dict[int, str]:
+def _dynamic_axes(shape: Shape) -> dict[int, str]:
     """Return {index: name} for the dynamic dimensions."""
-    return {index: side for index, side in enumerate(shape) if isinstance(side, str)}
+    return {index: size for index, size in enumerate(shape) if isinstance(size, str)}
 
 
 def _declare_shapes(path: Path, shapes: Mapping[str, Shape]) -> None:
@@ -154,8 +152,8 @@ def check_answers(
             feed = {name: tensor.numpy() for name, tensor in example.items()}
             outputs = session.run(None, feed)
             shapes = [array.shape for array in outputs]
-            has_shapes = shapes == [array.shape for array in wanted]
-            is_same = has_shapes and same(outputs, wanted, example)
+            wanted_shapes = [array.shape for array in wanted]
+            is_same = shapes == wanted_shapes and same(outputs, wanted, example)
         except Exception:  # these exceptions have no common base class
             is_same = False
         if not is_same:

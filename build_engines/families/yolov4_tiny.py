@@ -61,22 +61,23 @@ def write_network(weights: Path, path: Path) -> None:
     x = network.convolution(x, 512, 512)
     coarse = network.convolution(x, 512, 256, kernel=1)
     x = network.convolution(coarse, 256, 512)
-    x = network.convolution(x, 512, ANCHORS * VALUES, kernel=1, is_last=True)
-    first = network.decoded(x, SIZES[3:6], step=32)
+    x = network.convolution(x, 512, ANCHORS * VALUES, kernel=1, is_head=True)
+    coarse_boxes = network.decoded(x, SIZES[3:6], step=32)
     x = network.upsample(network.convolution(coarse, 256, 128, kernel=1))
     x = network.add("Concat", x, fine, axis=1)
     x = network.convolution(x, 128 + 256, 256)
-    x = network.convolution(x, 256, ANCHORS * VALUES, kernel=1, is_last=True)
-    second = network.decoded(x, SIZES[1:4], step=16)  # not [0:3]: the cfg says mask = 1,2,3
+    x = network.convolution(x, 256, ANCHORS * VALUES, kernel=1, is_head=True)
+    fine_boxes = network.decoded(x, SIZES[1:4], step=16)  # not [0:3]: the cfg says mask = 1,2,3
     if len(network.weights):
         raise BuildError(f"{weights} has {len(network.weights)} numbers more than YOLOv4-tiny")
-    network.add("Concat", first, second, axis=1, output="output0")
+    network.add("Concat", coarse_boxes, fine_boxes, axis=1, output="output0")
     boxes = ANCHORS * ((SIDE // 32) ** 2 + (SIDE // 16) ** 2)
     network.save(path, "output0", [boxes, VALUES])
 
 
 class _Network(ImageGraph):
-    """Adds layers to the graph. `weights` are the weights that no layer has taken yet."""
+    """Adds layers to the graph, in the order of their weights in the file. `weights` are those that
+    no layer has taken yet."""
 
     def __init__(self, weights: Array) -> None:
         super().__init__(SIDE, 0, 1 / 255)
@@ -94,20 +95,21 @@ class _Network(ImageGraph):
         self,
         x: str,
         channels: int,
-        wide: int,
+        outputs: int,
         kernel: int = 3,
         stride: int = 1,
-        is_last: bool = False,
+        is_head: bool = False,
     ) -> str:
-        """Add a convolution from `channels` to `wide` channels and, unless it `is_last`, a batch
-        norm and a leaky ReLU."""
-        names = ("beta",) if is_last else ("beta", "gamma", "mean", "variance")
-        values = {name: self._take(wide) for name in names}
-        weights, bias = self._take(wide, channels, kernel, kernel), values["beta"]
-        if not is_last:
+        """Add a convolution from `channels` to `outputs` channels and, unless it `is_head`, a batch
+        norm and a leaky ReLU. Each call takes the next weights of the file."""
+        names = ("beta",) if is_head else ("beta", "gamma", "mean", "variance")
+        values = {name: self._take(outputs) for name in names}
+        weights, bias = self._take(outputs, channels, kernel, kernel), values["beta"]
+        if not is_head:
             weights, bias = folded(weights, values, EPSILON)
-        x = self.add("Conv", x, weights, bias, pads=[kernel // 2] * 4, strides=[stride] * 2)
-        return x if is_last else self.add("LeakyRelu", x, alpha=SLOPE)
+        pads, strides = [kernel // 2] * 4, [stride] * 2
+        x = self.add("Conv", x, weights, bias, pads=pads, strides=strides)
+        return x if is_head else self.add("LeakyRelu", x, alpha=SLOPE)
 
     def block(self, x: str, channels: int) -> tuple[str, str]:
         """Add a cross-stage partial block, and halve the height and width. Return its output, which

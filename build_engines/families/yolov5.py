@@ -39,6 +39,7 @@ def write_model(_: Family, weights: Weights, request: Request, folder: Path) -> 
         raise UsageError(f"--size {side}: YOLOv5's input is a multiple of {STRIDES[-1]}")
     network, labels = read(weights.path)
     model = folder / "1" / "model.onnx"
+    # the name or size of the first dimension, and its size during tracing
     batch, rows = ("batch", 2) if request.max_batch_size else (1, 1)
     shape = (batch, 3, side, side)
     example = torch.zeros((rows, 3, side, side), dtype=torch.uint8)
@@ -80,10 +81,10 @@ def read(path: Path) -> "tuple[YoloV5, tuple[str, ...]]":
     tensors = dict(_tensors(model))
     try:
         network = YoloV5(tensors)
-        spare = ("model.24.anchor", "model.24.stride")
-        network.load_state_dict(
-            {name: value for name, value in tensors.items() if not name.startswith(spare)}
-        )
+        # the network keeps its anchors and strides outside of its state_dict
+        separate = ("model.24.anchor", "model.24.stride")
+        state = {name: value for name, value in tensors.items() if not name.startswith(separate)}
+        network.load_state_dict(state)
     except (KeyError, RuntimeError, IndexError, ValueError) as err:
         reason = " ".join(str(err).split())[:300]
         raise _refused(path, f"it does not fit the published structure: {reason}") from err
@@ -209,8 +210,9 @@ class YoloV5(nn.Module):
         # values of a box; each cell has three anchors
         self.outputs = tensors["model.24.m.0.weight"].shape[0] // 3
         self.classes = self.outputs - 5
-        weights = [tensors[f"model.{layer}.conv.weight"] for layer in (0, 1, 3, 5, 7)]
-        a, b, c, d, e = (len(each) for each in weights)
+        # numbers of output channels of the five layers that halve height and width
+        halving = [tensors[f"model.{layer}.conv.weight"] for layer in (0, 1, 3, 5, 7)]
+        a, b, c, d, e = map(len, halving)
 
         def block(layer: int, inputs: int, outputs: int, residual: bool = True) -> C3:
             prefix = f"model.{layer}.m."
@@ -243,8 +245,8 @@ class YoloV5(nn.Module):
 
     def forward(self, pixels: Tensor) -> Tensor:
         maps = self.maps(pixels.float() * (1 / 255))
-        rows = torch.cat([self._rows(each) for each in maps], 1)
-        cells = torch.cat([self._cells(level, each) for level, each in enumerate(maps)])
+        rows = torch.cat([self._rows(logits) for logits in maps], 1)
+        cells = torch.cat([self._cells(level, logits) for level, logits in enumerate(maps)])
         count = min(BOXES, len(cells))
         chosen = rows[..., 4].topk(count, 1, sorted=False).indices
         index = chosen.unsqueeze(2).expand(-1, -1, self.outputs)
@@ -252,18 +254,21 @@ class YoloV5(nn.Module):
 
     def maps(self, x: Tensor) -> list[Tensor]:
         """Return the logits [N,3*outputs,H/s,W/s] for each stride s."""
-        kept: dict[int, Tensor] = {}
+        outputs: dict[int, Tensor] = {}
         # a layer -> the earlier layer whose output is concatenated with its input
         joined = {13: 6, 17: 4, 20: 14, 23: 10}
-        for name, layer in list(self.model.items())[:-1]:
+        layers = dict(self.model.items())
+        heads = layers.pop("24").m
+        for name, layer in layers.items():
             number = int(name)
             if number in (13, 17):
                 x = interpolate(x, scale_factor=2.0, mode="nearest")
             if number in joined:
-                x = torch.cat((x, kept[joined[number]]), 1)
-            kept[number] = x = layer(x)
-        heads = self.model["24"].m
-        return [head(kept[layer]) for head, layer in zip(heads, (17, 20, 23), strict=True)]
+                x = torch.cat((x, outputs[joined[number]]), 1)
+            x = layer(x)
+            outputs[number] = x
+        inputs = [outputs[number] for number in (17, 20, 23)]
+        return [head(y) for head, y in zip(heads, inputs, strict=True)]
 
     def _rows(self, logits: Tensor) -> Tensor:
         """Return logits [N,3*outputs,h,w] as a row for each anchor and cell, [N,3*h*w,outputs]."""
@@ -274,12 +279,15 @@ class YoloV5(nn.Module):
     def _cells(self, level: int, logits: Tensor) -> Tensor:
         """Return a row for each anchor and cell: the cell's x, y and stride, and the anchor's width
         and height."""
-        rows = torch.arange(_size(logits, 2))
-        y, x = torch.meshgrid(rows, torch.arange(_size(logits, 3)), indexing="ij")
+        rows, columns = torch.arange(_size(logits, 2)), torch.arange(_size(logits, 3))
+        y, x = torch.meshgrid(rows, columns, indexing="ij")
         stride = torch.full_like(x, STRIDES[level])
         cells = torch.stack((x, y, stride), -1).reshape(-1, 3).float()
         anchors = self.anchors[level].float()
-        parts = [torch.cat((cells, anchor.expand(len(cells), 2)), 1) for anchor in anchors]
+        parts = []
+        for anchor in anchors:
+            sides = anchor.expand(len(cells), 2)
+            parts.append(torch.cat((cells, sides), 1))
         return torch.cat(parts)
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from build_engines.__main__ import FIELDS, main
+from build_engines.__main__ import OPTION_FIELDS, main
 from build_engines.build import build
 from build_engines.build_record import read_record
 from build_engines.errors import BuildError, UsageError
@@ -148,7 +148,7 @@ def verify(_):
     with contextlib.suppress(KeyboardInterrupt):
         signal.raise_signal(signal.SIGTERM)
     time.sleep(600)
-command._verify, command.SWALLOWED = verify, 0.1
+command._verify, command.REPEAT_INTERRUPT_SECONDS = verify, 0.1
 command.clean_up_at_signals()
 raise SystemExit(command.main(["verify", "own"]))
 """
@@ -198,7 +198,7 @@ def test_accept_a_client_s_name_with_hyphens_in_a_request() -> None:
 
 
 def test_list_every_client_in_the_help() -> None:
-    about = next(each.metadata["help"] for each in FIELDS if each.name == "client")
+    about = next(each.metadata["help"] for each in OPTION_FIELDS if each.name == "client")
     names = [family.client.replace("_", "-") for family in FAMILIES]
     assert [name for name in names if name not in about] == []
 
