@@ -31,7 +31,7 @@ from serving.front.streams import response_of, stream_reply
 from serving.job import Job
 from serving.request import PATH, Target
 from serving.request_memory import open_account, reserve
-from serving.settings.table import ON_POST, Settings
+from serving.settings.settings import ON_POST, Settings
 
 
 def create_app(settings: Settings, shared_prefix: str = "") -> Flask:

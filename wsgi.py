@@ -3,7 +3,7 @@
 import os
 
 from predictor import create_app
-from serving.settings.table import SECRETS, Settings
+from serving.settings.settings import SECRETS, Settings
 
 settings = Settings.from_env(os.environ)
 for name in SECRETS:  # hide the secrets from models' clients and from programs that they start

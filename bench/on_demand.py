@@ -24,7 +24,7 @@ import numpy as np
 import requests
 
 from bench.calls import Call, repeat
-from bench.soak import SAMPLE_SECONDS, WARM, table
+from bench.soak import SAMPLE_SECONDS, WARM, table_of
 from tests.model_lifecycle.test_on_demand import TARGET, call, counted, on_demand, pack
 from tests.simulate.command import Command
 from tests.support.archives import Usage, share_for, usage
@@ -136,7 +136,7 @@ def measure(call_model: CallModel, server: Server | None, options: argparse.Name
         calls = call_concurrently(options.archives, seconds)
         print_times(f"{options.archives} models, room for {options.room}", calls, seconds)
     if server and options.usage:
-        print(table(used.result()))
+        print(table_of(used.result()))
 
 
 def main() -> None:

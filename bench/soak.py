@@ -100,7 +100,7 @@ def soak(server: Server, loader: Loader, minutes: float) -> str:
     return (
         f"{minutes:g} minutes at {SHARE:.0%} of {most:.0f} answers per second, the bundled "
         f"models and {LOADED} archives called and one more loaded or unloaded every minute: "
-        f"{verdicts}. Without the first {WARM:.0%}:\n\n{table(kept)}"
+        f"{verdicts}. Without the first {WARM:.0%}:\n\n{table_of(kept)}"
     )
 
 
@@ -127,7 +127,7 @@ def measure(
     return samples
 
 
-def table(samples: list[tuple[float, Usage]]) -> str:
+def table_of(samples: list[tuple[float, Usage]]) -> str:
     lines = ["| | at the beginning | at the end | slope per hour |", "|---|---|---|---|"]
     hours = [minutes / 60 for minutes, _ in samples]
     for name, values, unit in (

@@ -10,7 +10,7 @@ from tritonclient.grpc.model_config_pb2 import DataType, ModelConfig
 from build_engines.model_spec import ONNX, Engine, ModelSpec
 from build_engines.request import Request
 from clients.base import TensorSpec
-from serving.repository.cpu_engine import AUTO, OPENVINO, PARAMETER, PRECISION
+from serving.repository.cpu_engine import AUTO, CPU_ENGINE, OPENVINO, PRECISION
 
 HEADER = "# Written by python -m build_engines.\n"
 
@@ -63,8 +63,8 @@ def _cpu_parameters(
     engines. Leave out what the ModelSpec sets, which includes the settings of --set."""
     parameters = dict(engine.cpu_parameters)
     if any_cpu_engine and model_spec.platform == ONNX:
-        parameters.setdefault(PARAMETER, AUTO)
-    elif parameters.get(PARAMETER) == OPENVINO and engine.precision == "fp32":
+        parameters.setdefault(CPU_ENGINE, AUTO)
+    elif parameters.get(CPU_ENGINE) == OPENVINO and engine.precision == "fp32":
         parameters[PRECISION] = "f32"
     return {name: parameters[name] for name in parameters if name not in model_spec.settings}
 

@@ -21,7 +21,7 @@ from serving.host.tritonserver import backend_directory, binary
 from serving.preparation.check import check_models, failures_in_tritonserver
 from serving.repository.model_config import ENSEMBLE, backend_of, configs_of_parts, read_config
 from serving.repository.paths import with_sources
-from serving.settings.table import Settings
+from serving.settings.settings import Settings
 
 SCRATCH = ".build-"
 # A folder that a killed build left behind is removed when it is older than this.

@@ -10,7 +10,7 @@ from backends.pytorch.naming import UNSUPPORTED as UNSUPPORTED_BY_PYTORCH
 from build_engines.errors import UsageError
 from serving.clients import client_class, client_names
 from serving.named_value import unknown
-from serving.repository.cpu_engine import PARAMETER as CPU_ENGINE
+from serving.repository.cpu_engine import CPU_ENGINE
 
 BACKEND_SETTINGS = {*ONNXRUNTIME_SETTINGS, *OPENVINO_SETTINGS, *PYTORCH_SETTINGS, CPU_ENGINE}
 UNSUPPORTED = UNSUPPORTED_BY_OPENVINO | UNSUPPORTED_BY_PYTORCH

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from deploy.errors import UsageError
 from serving.settings.explain import MASK, warnings_of_unknown_variables
 from serving.settings.setting import SettingsError
-from serving.settings.table import SECRETS, Settings
+from serving.settings.settings import SECRETS, Settings
 
 SECRET_WORDS = re.compile(
     r"SECRET|TOKEN|PASSWORD|PASSWD|CREDENTIAL|PRIVATE|API_?KEY|ACCESS_KEY", re.IGNORECASE

@@ -1,5 +1,5 @@
 """Defines every error that a caller can see. nginx.conf, /openapi.json and docs/errors.md must
-agree with TABLE."""
+agree with CODES."""
 
 from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple
@@ -18,7 +18,7 @@ class Row(NamedTuple):
     also: tuple[int, ...] = ()
 
 
-TABLE = {
+CODES = {
     "invalid_request": Row(
         400,
         "a parameter or tensor is wrong, or the request names no model or more than one",
@@ -144,18 +144,18 @@ TABLE = {
 
 
 class ServingError(Exception):
-    """An error that a caller sees. Its message is `text` with `args` filled in. TABLE[code]
+    """An error that a caller sees. Its message is `text` with `args` filled in. CODES[code]
     determines its HTTP status and its Retry-After header (ModelRefused sets its own)."""
 
     text: ClassVar[str] = "{}"
     code: ClassVar[str] = "internal_error"
-    status = TABLE[code].status
-    retry_after = TABLE[code].retry_after
+    status = CODES[code].status
+    retry_after = CODES[code].retry_after
 
     def __init_subclass__(cls, code: str) -> None:
         cls.code = code
-        cls.status = TABLE[code].status
-        cls.retry_after = TABLE[code].retry_after
+        cls.status = CODES[code].status
+        cls.retry_after = CODES[code].retry_after
         KINDS[code] = cls
 
     def __str__(self) -> str:

@@ -153,7 +153,7 @@ class Reservation:
             self.size = size
 
     def shrink(self, size: int = 0) -> None:
-        """Give back all but `size` bytes."""
+        """Give back all but `size` bytes. By default, give back all."""
         surplus = self.size - size
         if self._account and surplus > 0:
             self._account.give_back(surplus)

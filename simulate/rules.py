@@ -40,7 +40,7 @@ class Rule:
         return f"{text} ({self.source})"
 
 
-TABLE = (
+_ALL = (
     Rule("start-up", "/ping must answer 200 within {limit} s of the start", VARIANT, 480),
     Rule("ping-time", "/ping must answer within {limit} s", HOSTING, 2),
     Rule(
@@ -135,7 +135,7 @@ TABLE = (
 )
 
 Rules = Mapping[str, Rule]
-RULES: Rules = {rule.id: rule for rule in TABLE}
+RULES: Rules = {rule.id: rule for rule in _ALL}
 
 
 def with_limits(limits: Mapping[str, float]) -> Rules:

@@ -20,7 +20,7 @@ from serving.budget import (
     read_json,
 )
 from serving.errors import LONGEST, InvalidRequest, PayloadTooLarge, TooLate
-from serving.settings.table import Settings
+from serving.settings.settings import Settings
 from tests.support.deadlines import within
 from tests.support.harness import ROOT
 

@@ -12,7 +12,7 @@ from clients.base import Model, ModelClient, TensorSpec
 from serving.clients import client_class, forget, make_client, source_of
 from serving.errors import ConfigError
 from serving.repository.staging import Store
-from serving.settings.table import Settings
+from serving.settings.settings import Settings
 from tests.pid1.test_serve import run
 from tests.preparation.test_check import findings
 from tests.support.harness import (

@@ -8,8 +8,8 @@ import pytest
 from predictor import create_app
 from serving import errors
 from serving.errors import (
+    CODES,
     KINDS,
-    TABLE,
     DecodingError,
     InvalidRequest,
     ModelFailed,
@@ -18,13 +18,13 @@ from serving.errors import (
     ServingError,
     rebuilt,
 )
-from serving.settings.table import Settings
+from serving.settings.settings import Settings
 from tests.test_architecture import ROOT
 
 pytestmark = pytest.mark.unit
 
 NGINX = (ROOT / "nginx.conf").read_text()
-STATUSES = {(status, code) for code, row in TABLE.items() for status in (row.status, *row.also)}
+STATUSES = {(status, code) for code, row in CODES.items() for status in (row.status, *row.also)}
 
 
 def codes_of_nginx() -> set[tuple[int, str]]:
@@ -39,7 +39,7 @@ def codes_of_nginx() -> set[tuple[int, str]]:
 
 
 def test_define_each_code_in_python_or_in_nginx() -> None:
-    assert TABLE.keys() == KINDS.keys() | {code for _, code in codes_of_nginx()}
+    assert CODES.keys() == KINDS.keys() | {code for _, code in codes_of_nginx()}
     classes = [
         kind
         for kind in vars(errors).values()
@@ -58,7 +58,7 @@ def test_answer_nginx_s_own_errors_by_the_table() -> None:
     retried = re.search(r"map \$uri \$retry_after { \"~\^/\.error/\((.*)\)\$\" 1; }", NGINX)
     assert retried
     assert set(retried[1].split("|")) == {
-        code for code in with_messages if TABLE[code].retry_after == 1
+        code for code in with_messages if CODES[code].retry_after == 1
     }
 
 
@@ -82,7 +82,7 @@ def test_list_the_table_of_errors_in_openapi_json() -> None:
 
 def test_list_the_table_of_errors_in_the_docs() -> None:
     rows = [
-        f"| {row.status} | `{code}` | {row.when} | {row.remedy} |" for code, row in TABLE.items()
+        f"| {row.status} | `{code}` | {row.when} | {row.remedy} |" for code, row in CODES.items()
     ]
     page = (ROOT / "docs/errors.md").read_text()
     assert re.findall(r"^\| \d{3} \|.*", page, re.MULTILINE) == rows
@@ -105,6 +105,6 @@ def test_rebuild_an_error_of_another_process(code: str) -> None:
 
 def test_send_retry_after_only_if_a_retry_helps() -> None:
     assert InvalidRequest("").retry_after is None
-    assert {code for code, row in TABLE.items() if row.retry_after} == {
-        code for code, row in TABLE.items() if row.status == 503 and code != "model_failed"
+    assert {code for code, row in CODES.items() if row.retry_after} == {
+        code for code, row in CODES.items() if row.status == 503 and code != "model_failed"
     }

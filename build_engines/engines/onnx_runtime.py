@@ -13,7 +13,7 @@ from build_engines.errors import UsageError
 from build_engines.families.find_family import by_client
 from build_engines.model_spec import ONNX, TORCHSCRIPT, Engine, ModelSpec
 from build_engines.request import Request
-from serving.repository.cpu_engine import OPENVINO, PARAMETER
+from serving.repository.cpu_engine import CPU_ENGINE, OPENVINO
 
 ENGINE_CACHE = "/tmp/serve-engines"
 NO_FP16 = (
@@ -55,7 +55,7 @@ def for_openvino(model_spec: ModelSpec, folder: Path, request: Request) -> Engin
     int8 = request.precision == "int8"
     if int8:
         quantize(model_spec, folder, request, OPENVINO)
-    return Engine(ONNX, request.precision, runs_on_cpu=int8, cpu_parameters={PARAMETER: OPENVINO})
+    return Engine(ONNX, request.precision, runs_on_cpu=int8, cpu_parameters={CPU_ENGINE: OPENVINO})
 
 
 def for_gpu(model_spec: ModelSpec, folder: Path, request: Request) -> Engine:

@@ -12,9 +12,9 @@ from werkzeug.exceptions import RequestEntityTooLarge
 from werkzeug.formparser import MultiPartParser
 
 from clients.base import ModelClient
+from serving.bodies.csv_body import CsvBody
 from serving.bodies.decoder import Item
 from serving.bodies.instances import Instances
-from serving.bodies.tables import CsvBody
 from serving.budget import MOST_FIELD, MOST_HEADERS, MOST_PARTS
 from serving.codecs import FORM, ROW
 from serving.errors import InvalidRequest, PayloadTooLarge

@@ -20,7 +20,7 @@ import orjson
 
 from clients.base import ModelClient, Tensors, TooManyRows
 from serving.bodies.decoder import LARGE, LONG, Item, Opened
-from serving.bodies.tabular import joined, predictions_as_array, predictions_as_csv, write_npy
+from serving.bodies.writing import joined, predictions_as_array, predictions_as_csv, write_npy
 from serving.budget import MOST_INSTANCES, check_count, in_time, read_json
 from serving.codecs import encode_image
 from serving.errors import (
@@ -120,10 +120,11 @@ class Batch:
     reserved: Reservation
 
     def clear(self) -> None:
-        """Free the instances and tensors, because the next batch may need their memory."""
+        """Free the instances and tensors, and give back all memory that the batch holds, because
+        the next batch may need it."""
         self.instances = ()
         self.tensors = {}
-        self.reserved.shrink()  # gives all of it back
+        self.reserved.shrink()
 
 
 @dataclass(frozen=True)

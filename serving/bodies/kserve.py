@@ -21,7 +21,6 @@ from msgspec import UNSET
 from clients.base import Model, TensorSpec
 from serving.bodies import schemas
 from serving.bodies.schemas import JsonObject
-from serving.bodies.tabular import tensor_reply
 from serving.bodies.values import (
     check_shape,
     flat_array,
@@ -30,6 +29,7 @@ from serving.bodies.values import (
     reserve_json,
     write_items,
 )
+from serving.bodies.writing import tensor_reply
 from serving.budget import MOST_NAMED, MOST_STRINGS, Budget, check_count, in_time
 from serving.codecs import ROW
 from serving.errors import InvalidRequest
@@ -165,8 +165,8 @@ class TensorJob(Job):
 
     def _binary_outputs(self, result: InferReply) -> set[str]:
         """Return the names of the outputs that are to be returned as binary data after the JSON of
-        the reply. The parameter `binary_data` of an output takes precedence over the parameter
-        `binary_data_output` of the request."""
+        the reply, whatever Accept says. The parameter `binary_data` of an output takes precedence
+        over the parameter `binary_data_output` of the request."""
         default = bool(self.parameters.get("binary_data_output", False))
         chosen = {
             name: own.binary_data

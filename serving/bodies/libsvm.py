@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from clients.base import ModelClient
+from serving.bodies.csv_body import CsvBody
 from serving.bodies.decoder import Item
 from serving.bodies.instances import check_media_type
-from serving.bodies.tables import CsvBody
 from serving.budget import MOST_CELLS, check_count, in_time
 from serving.codecs import Limits
 from serving.errors import DecodingError

@@ -11,8 +11,8 @@ from numpy.lib import format as npy
 from clients.base import TensorSpec
 from serving.bodies import schemas
 from serving.bodies.kserve import TensorBody, only_input
-from serving.bodies.tabular import KINDS
 from serving.bodies.values import fitted, out_of_range
+from serving.bodies.writing import KINDS
 from serving.budget import MOST_DIMENSIONS, MOST_STRINGS, check_count
 from serving.errors import DecodingError, InvalidRequest
 from serving.job import Job

@@ -14,6 +14,7 @@ from typing import Any
 from werkzeug.http import parse_options_header
 
 from serving.bodies.bare import BareBody
+from serving.bodies.csv_body import CsvBody, read_csv
 from serving.bodies.decoder import Item
 from serving.bodies.documents import (
     SHAPES,
@@ -31,7 +32,6 @@ from serving.bodies.lines import LINES_TYPES, JsonLines
 from serving.bodies.npy import NPY_MAGIC, NpyBody
 from serving.bodies.other_apis import ApiBody
 from serving.bodies.schemas import BOM, JsonObject, read
-from serving.bodies.tables import CsvBody, read_csv
 from serving.codecs import FORM
 from serving.errors import InvalidRequest, PayloadTooLarge
 from serving.headers import CSV, LIBSVM, NPY_TYPE

@@ -11,7 +11,7 @@ from serving.errors import ModelNotFound, ModelNotReady, rebuilt
 from serving.host.network import ask
 from serving.named_value import quoted
 from serving.repository.paths import is_nameable
-from serving.settings.table import Settings
+from serving.settings.settings import Settings
 
 # How long to wait for the model manager to start, which takes 0.5 s, or several seconds on a busy
 # machine.

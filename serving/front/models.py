@@ -37,11 +37,11 @@ from serving.front.manager_calls import ask_manager
 from serving.front.replies import json_reply
 from serving.front.services import services
 from serving.headers import TARGET_MODEL
+from serving.model_status.models import Entry, Rejection
 from serving.model_status.served_model import ServedModel
 from serving.model_status.states import READY
-from serving.model_status.table import Entry, Rejection
 from serving.named_value import whole_number
-from serving.settings.table import ON_DEMAND
+from serving.settings.settings import ON_DEMAND
 
 PAGE = 100  # models in a page, unless the caller sends ?limit
 LARGEST_PAGE = 1000

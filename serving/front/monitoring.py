@@ -16,10 +16,10 @@ from serving.budget import Deadline
 from serving.errors import TooLate, TritonTimeout, TritonUnavailable
 from serving.front.metrics import MOST_MODELS
 from serving.host.files import ProcessStatus, read_status, read_tritonserver
+from serving.model_status.models import Models
 from serving.model_status.registry import Registry
 from serving.model_status.states import ADDING, LOADING
-from serving.model_status.table import Models
-from serving.settings.table import ON_DEMAND
+from serving.settings.settings import ON_DEMAND
 
 MULTIPROCESS = "PROMETHEUS_MULTIPROC_DIR"
 # maps the model manager's counters (Models.counts) to their descriptions in /metrics

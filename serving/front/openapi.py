@@ -37,7 +37,7 @@ from serving.bodies.schemas import (
     Tensors,
 )
 from serving.clients import client_class, client_names
-from serving.errors import TABLE, NotFound
+from serving.errors import CODES, NotFound
 from serving.front.kserve import INDEX
 from serving.front.models import managed
 from serving.front.other_apis import BODIES, PREDICT
@@ -94,7 +94,7 @@ def openapi() -> Response:
 def _codes_by_status() -> dict[str, list[str]]:
     """Return the error codes for each HTTP status."""
     codes = defaultdict(list)
-    for code, row in sorted(TABLE.items()):
+    for code, row in sorted(CODES.items()):
         for status in (row.status, *row.also):
             codes[str(status)].append(code)
     return dict(sorted(codes.items()))

@@ -17,8 +17,8 @@ from serving.front.metrics import Metrics
 from serving.front.monitoring import Monitoring
 from serving.host.machine import shm_size
 from serving.model_status.registry import Registry
-from serving.model_status.shared_files import TOTAL, Table
-from serving.settings.table import ON_DEMAND, Settings
+from serving.model_status.shared_files import TOTAL, ModelsFile
+from serving.settings.settings import ON_DEMAND, Settings
 from serving.triton.gateway import TritonGateway
 
 # The workers may use 1 / SHARED_MEMORY_PART of /dev/shm for inputs, but at most MOST_SHARED_MEMORY
@@ -57,7 +57,7 @@ class Services:
         want = partial(want_model, settings) if settings.policy == ON_DEMAND else None
         self.registry = Registry(
             self.gateway,
-            Table(settings.table_file),
+            ModelsFile(settings.models_file),
             deaths=settings.deaths_socket,
             default=settings.default_model,
             want=want,

@@ -31,7 +31,7 @@ from serving.model_lifecycle.on_post import OnPost
 from serving.model_lifecycle.policy import AtStart, Policy
 from serving.model_lifecycle.recovery import Recovery, Report
 from serving.model_status.states import LOADING
-from serving.settings.table import AT_START, ON_CHANGE, ON_DEMAND, ON_POST, Settings
+from serving.settings.settings import AT_START, ON_CHANGE, ON_DEMAND, ON_POST, Settings
 from serving.triton.gateway import TritonGateway
 
 log = logging.getLogger(__name__)

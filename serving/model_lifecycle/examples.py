@@ -18,8 +18,8 @@ from serving.errors import ModelFailed, ServingError
 from serving.host.network import ask
 from serving.model_lifecycle.manager import Manager
 from serving.model_lifecycle.policy import Policy
+from serving.model_status.models import Entry, Models
 from serving.model_status.states import READY
-from serving.model_status.table import Entry, Models
 
 log = logging.getLogger(__name__)
 NO_WORKER = 0.1  # seconds to wait if no worker responded, for example while gunicorn starts

@@ -17,13 +17,13 @@ from serving.host import tritonserver
 from serving.host.files import read_tritonserver
 from serving.host.processes import Stubs
 from serving.model_lifecycle import loading
-from serving.model_status.shared_files import MODELS, Leases, Table
+from serving.model_status.models import Entry, Models
+from serving.model_status.shared_files import MODELS, Leases, ModelsFile
 from serving.model_status.states import ADDING, LOADING, UNLOADING, Event
-from serving.model_status.table import Entry, Models
 from serving.repository.model_config import with_plan_remedies
 from serving.repository.paths import with_sources
 from serving.repository.staging import Store
-from serving.settings.table import Settings
+from serving.settings.settings import Settings
 from serving.triton.connection import IndexEntry
 from serving.triton.gateway import TritonGateway
 from serving.triton.quirks import PREFACE, STUB_SECONDS
@@ -43,7 +43,7 @@ class Manager:
         self.gateway = gateway
         self.store = Store(settings.staged_folder, settings, tritonserver.backend_directory())
         self.leases = Leases(settings.leases_file, settings.most_workers)
-        self._table = Table(settings.table_file)
+        self._table = ModelsFile(settings.models_file)
         self._models = self._table.look()
         self._lock = threading.Lock()
         self.changed = threading.Event()  # set whenever the table changes

@@ -23,8 +23,8 @@ from typing import Any
 from serving.errors import ConfigError, ServingError, TritonTimeout, TritonUnavailable
 from serving.model_lifecycle.manager import Manager
 from serving.model_lifecycle.policy import Policy
+from serving.model_status.models import Entry, Rejection
 from serving.model_status.states import UNLOADING, Event
-from serving.model_status.table import Entry, Rejection
 from serving.repository import run_preparation
 from serving.repository.layout import LayoutError, folders_in, is_model
 from serving.repository.model_config import (
@@ -36,7 +36,7 @@ from serving.repository.model_config import (
 )
 from serving.repository.paths import with_sources
 from serving.repository.staging import copy_model, signature
-from serving.settings.table import Settings
+from serving.settings.settings import Settings
 
 log = logging.getLogger(__name__)
 SETTLED = 0.9  # a folder counts as complete after this many seconds without a change

@@ -37,14 +37,14 @@ from serving.errors import (
 from serving.host.processes import memory_by_model, memory_used_by
 from serving.model_lifecycle.manager import Manager
 from serving.model_lifecycle.on_post import OnPost, put_bounded
+from serving.model_status.models import Entry, Models, Rejection
 from serving.model_status.states import READY, UNLOADING
-from serving.model_status.table import Entry, Models, Rejection
 from serving.repository.cache import Cache
 from serving.repository.locate_archive import Archive
 from serving.repository.model_config import correlation_type, read_config, sequence_idle_seconds
 from serving.repository.source import FolderSource, Found, Source, Unreachable, plain_name
 from serving.repository.unpacking import BadArchive
-from serving.settings.table import MEGABYTE, Settings
+from serving.settings.settings import MEGABYTE, Settings
 
 log = logging.getLogger(__name__)
 LOADS_AT_ONCE = 4

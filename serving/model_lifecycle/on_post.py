@@ -33,8 +33,8 @@ from serving.host.machine import memory_limit
 from serving.host.processes import memory_by_model, memory_used_by
 from serving.model_lifecycle.manager import Manager
 from serving.model_lifecycle.policy import Policy
+from serving.model_status.models import Entry
 from serving.model_status.states import FAILED, UNLOADING, Event
-from serving.model_status.table import Entry
 from serving.repository.checks import memory_of
 from serving.repository.locate_archive import Archive, locate
 from serving.repository.model_config import Unreadable, read_config

@@ -5,8 +5,8 @@ from abc import ABC, abstractmethod
 
 from serving.errors import NotFound
 from serving.model_lifecycle.manager import Manager
+from serving.model_status.models import Entry
 from serving.model_status.states import Event
-from serving.model_status.table import Entry
 
 NO_LOADS = (
     "models are loaded and unloaded by a call only with SAGEMAKER_MULTI_MODEL=true or "

@@ -20,8 +20,8 @@ from typing import Any
 from serving.errors import ServingError, TritonTimeout, TritonUnavailable
 from serving.host.processes import Stubs
 from serving.model_lifecycle.manager import Manager
+from serving.model_status.models import Entry
 from serving.model_status.states import READY, REFUSING, RELOADED, RELOADING, UNLOADING, Event
-from serving.model_status.table import Entry
 from serving.triton.quirks import MOST_RELOADS
 
 log = logging.getLogger(__name__)

@@ -21,9 +21,9 @@ from serving.errors import (
     TooLate,
     VersionNotFound,
 )
+from serving.model_status.models import Entry, Models
 from serving.model_status.served_model import ServedModel, ServedModels
-from serving.model_status.shared_files import WAITING, Table
-from serving.model_status.table import Entry, Models
+from serving.model_status.shared_files import WAITING, ModelsFile
 from serving.named_value import quoted
 from serving.repository.source import plain_name
 from serving.triton.connection import BackendDied, IndexEntry
@@ -46,7 +46,7 @@ class Registry:
     def __init__(
         self,
         gateway: TritonGateway,
-        table: Table,
+        table: ModelsFile,
         deaths: Path,
         default: str = "",
         want: Callable[[str], None] | None = None,

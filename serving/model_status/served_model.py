@@ -14,7 +14,7 @@ from typing import Any
 from clients.base import Model, ModelClient, TensorSpec
 from serving.clients import forget, make_client
 from serving.errors import InvalidRequest, ModelFailed, described
-from serving.model_status.shared_files import Table
+from serving.model_status.shared_files import ModelsFile
 from serving.repository.cpu_engine import ENGINE_REASON
 from serving.repository.model_config import (
     backend_of,
@@ -131,7 +131,7 @@ class ServedModels(dict[tuple[str, str, str], ServedModel]):
     """A dictionary of the served models, keyed by Entry.key. A ServedModel is created when it is
     first looked up. Only requests to that model have to wait until it has been created."""
 
-    def __init__(self, gateway: TritonGateway, table: Table) -> None:
+    def __init__(self, gateway: TritonGateway, table: ModelsFile) -> None:
         super().__init__()
         self._gateway = gateway
         self._table = table

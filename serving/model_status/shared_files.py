@@ -19,7 +19,7 @@ from tempfile import TemporaryFile
 
 import msgspec
 
-from serving.model_status.table import Models
+from serving.model_status.models import Models
 
 MODELS = 4096  # the number of columns for models
 ALL_MODELS = MODELS  # the column that counts all requests whose model is known
@@ -32,7 +32,7 @@ SIZE = 8  # bytes per number
 msgspec.convert({}, Models)
 
 
-class Table:
+class ModelsFile:
     """The file with the table of models. Only one process at a time writes it."""
 
     def __init__(self, file: Path) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from serving.host.machine import cpu_quota
 from serving.pid1.resources import FILES_PER_REQUEST, OWN_FILES, set_file_limit
 from serving.pid1.system import Process
-from serving.settings.table import Settings
+from serving.settings.settings import Settings
 
 ROOT = Path(__file__).resolve().parents[2]
 TEMPLATE = ROOT / "nginx.conf"

@@ -17,7 +17,7 @@ from serving.host.machine import gpu_count
 from serving.pid1.nginx import MALLOC_THRESHOLD, bracketed, nginx, ping_address
 from serving.pid1.resources import new_prefix
 from serving.pid1.system import Process
-from serving.settings.table import GRPC_PORT, SECRETS, Settings
+from serving.settings.settings import GRPC_PORT, SECRETS, Settings
 
 ROOT = Path(__file__).resolve().parents[2]
 AGENT = "start-amazon-cloudwatch-agent"

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from serving.settings.setting import SettingsError
-from serving.settings.table import Settings
+from serving.settings.settings import Settings
 
 # open files that a process needs besides those for requests, such as logs, pipes and sockets
 OWN_FILES = 64

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from serving.host.files import ProcessStatus, write_status
 from serving.host.processes import describe_exit
 from serving.pid1.system import STOP_SIGNALS, PermanentFailure, Process, System
-from serving.settings.table import Settings
+from serving.settings.settings import Settings
 
 DEATHS_ALLOWED = 5  # deaths of one process within WINDOW seconds
 WINDOW = 60.0

@@ -42,7 +42,7 @@ from serving.repository.model_config import Unreadable, mistake_of_client, read_
 from serving.repository.packages import mistake_of_packages
 from serving.repository.paths import with_sources
 from serving.repository.staging import Store
-from serving.settings.table import GRPC_PORT, SECRETS, Settings
+from serving.settings.settings import GRPC_PORT, SECRETS, Settings
 from serving.triton.gateway import TritonGateway
 from serving.triton.quirks import PREFACE
 from serving.triton.tensors import Array, numpy_dtype

@@ -19,8 +19,8 @@ from typing import Any
 
 from serving.errors import ConfigError
 from serving.host.tritonserver import backend_directory
-from serving.model_status.shared_files import Table
-from serving.model_status.table import Entry, Models, Rejection
+from serving.model_status.models import Entry, Models, Rejection
+from serving.model_status.shared_files import ModelsFile
 from serving.repository.cpu_engine import Choice, choice_lines, served_config, this_processor
 from serving.repository.ensembles import at_root, contents, listed, missing_part, no_version
 from serving.repository.layout import (
@@ -44,7 +44,7 @@ from serving.repository.model_config import (
 )
 from serving.repository.paths import with_sources
 from serving.repository.staging import Store, copy_model, signature
-from serving.settings.table import Settings
+from serving.settings.settings import Settings
 
 
 def survey(settings: Settings, backends: Path, stages: bool = False) -> Survey:
@@ -149,7 +149,7 @@ def _stage(settings: Settings, backends: Path, chosen: Chosen) -> dict[str, Choi
     rejected = tuple(
         Rejection({name: signatures[name]}, [text]) for name, text in chosen.unreadable.items()
     )
-    Table(settings.table_file).write(Models(entries, rejected))
+    ModelsFile(settings.models_file).write(Models(entries, rejected))
     return choices
 
 

@@ -15,7 +15,7 @@ from serving.repository.model_config import backend_of, parameter_of
 from serving.repository.packages import MODEL, PACKAGES, packages_of
 from serving.repository.paths import named_file, real_path
 from serving.repository.unpacking import size_of
-from serving.settings.table import Settings
+from serving.settings.settings import Settings
 
 # Bytes of memory that an instance takes besides its weights. A plain Python stub takes 17 MB, a
 # stub with NumPy and ONNX Runtime takes 30 MB, and each instance takes 1 MB of shared memory.

@@ -35,13 +35,13 @@ from serving.repository.model_config import (
     read_merged,
 )
 from serving.repository.packages import mistake_of_packages
-from serving.settings.table import Settings
+from serving.settings.settings import Settings
 
 ENGINE_REASON = "cpu_engine_reason"  # a parameter that `serve` adds to config.pbtxt
 AUTO = "auto"
 ONNX_RUNTIME = "onnxruntime"
 OPENVINO = "openvino"
-PARAMETER = "cpu_engine"  # the parameter in config.pbtxt that requests an engine
+CPU_ENGINE = "cpu_engine"  # the parameter in config.pbtxt that requests an engine
 NAMES = {ONNX_RUNTIME: "ONNX Runtime", OPENVINO: "OpenVINO"}
 # maps Linux's names of the instruction sets for BF16, the fastest first, to their makers' names
 BF16 = {"amx_bf16": "AMX", "avx512_bf16": "AVX512-BF16"}
@@ -82,7 +82,7 @@ def choose(requested: str, setting: str, processor: Processor) -> Choice | None:
     """Choose an engine from config.pbtxt's cpu_engine (`requested`) and SERVE_CPU_ENGINE
     (`setting`). Return None if neither of them asks for a choice."""
     for engine, reason in (
-        (requested, f"config.pbtxt says {PARAMETER}"),
+        (requested, f"config.pbtxt says {CPU_ENGINE}"),
         (setting, "SERVE_CPU_ENGINE says so"),
     ):
         if engine == OPENVINO and processor.obstacle:
@@ -160,10 +160,10 @@ def leave_openvino(config: Any, reason: str) -> Choice | None:
 def requested_engine(config: Any) -> str:
     """Return the engine that config.pbtxt requests, or "" if it requests none. Raise ConfigError if
     there is no such engine."""
-    engine = parameter_of(config, PARAMETER)
+    engine = parameter_of(config, CPU_ENGINE)
     if engine not in ("", AUTO, *NAMES):
         raise ConfigError(
-            f"parameter '{PARAMETER}'", f"is '{engine}'; it must be {AUTO}, {' or '.join(NAMES)}"
+            f"parameter '{CPU_ENGINE}'", f"is '{engine}'; it must be {AUTO}, {' or '.join(NAMES)}"
         )
     return engine
 

@@ -12,7 +12,7 @@ from google.protobuf import text_format
 
 from serving.errors import ConfigError
 from serving.repository.layout import CONFIG, PLATFORMS, config_file, own_client
-from serving.settings.table import Settings
+from serving.settings.settings import Settings
 
 MESSAGES = "tritonclient.grpc.model_config_pb2"
 ENSEMBLE = "ensemble"  # what backend_of returns for an ensemble

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from serving.host.processes import dying_with_us, last_line
 from serving.repository.layout import LayoutError, Survey
-from serving.settings.table import Settings
+from serving.settings.settings import Settings
 
 ROOT = Path(__file__).resolve().parents[2]
 END_SECONDS = 10.0  # how long to wait for a process to remove its files before it is killed

@@ -22,7 +22,7 @@ from serving.repository.completion import complete, is_complete
 from serving.repository.cpu_engine import Choice, leave_openvino, served_config, this_processor
 from serving.repository.layout import CONFIG
 from serving.repository.model_config import ENSEMBLE, backend_of, read_file, text_of
-from serving.settings.table import Settings
+from serving.settings.settings import Settings
 from serving.triton.quirks import PREFACE
 
 log = logging.getLogger(__name__)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from itertools import chain
 
 from serving.named_value import nearest
-from serving.settings.table import TABLE, Settings
+from serving.settings.settings import SETTINGS, Settings
 
 PREFIXES = ("SAGEMAKER_TRITON_", "SERVE_")
 MASK = "********"
@@ -25,7 +25,7 @@ prints most of this table; `./serve --print-config` prints each value and its so
 def markdown() -> str:
     """Return the text of docs/settings.md."""
     rows = []
-    for row in TABLE:
+    for row in SETTINGS:
         names = ", ".join(f"`{variable}`" for variable in row.variables)
         default = row.formatter(row.default)
         values = [f"`{default}`" if default else "none"]
@@ -39,7 +39,7 @@ def markdown() -> str:
 def help_text() -> str:
     """Return the part of --help that describes the settings, with two lines for each."""
     lines = []
-    for row in TABLE:
+    for row in SETTINGS:
         default = row.formatter(row.default) or "none"
         lines.append(f"  {', '.join(row.variables)}")
         lines.append(f"      {row.help} (default: {default})")
@@ -51,7 +51,7 @@ def config_text(settings: Settings, environ: Mapping[str, str]) -> str:
     Secrets are masked. The source says "derived" if the value was computed from the machine or from
     other settings."""
     lines = []
-    for row in TABLE:
+    for row in SETTINGS:
         value = getattr(settings, row.name)
         original = row.read(environ)
         text = MASK if row.secret and value else row.formatter(value)
@@ -71,7 +71,7 @@ def config_text(settings: Settings, environ: Mapping[str, str]) -> str:
 def warnings_of_unknown_variables(environ: Iterable[str]) -> list[str]:
     """Return a warning for each variable whose name begins like that of a setting, but which is not
     a setting."""
-    names = list(chain.from_iterable(row.variables for row in TABLE))
+    names = list(chain.from_iterable(row.variables for row in SETTINGS))
     unknown = sorted(name for name in environ if name.startswith(PREFIXES) and name not in names)
     warnings = []
     for name in unknown:

@@ -9,7 +9,7 @@ import pytest
 from serving.host import tritonserver
 from serving.host.machine import Machine
 from serving.pid1.processes import triton
-from serving.settings.table import Settings
+from serving.settings.settings import Settings
 from serving.triton.quirks import STUB_WAIT_VERSION
 
 pytestmark = pytest.mark.unit

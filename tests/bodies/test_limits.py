@@ -17,8 +17,8 @@ from serving.bodies.instances import json_items
 from serving.bodies.kserve import write_reply
 from serving.bodies.packed import unpacked
 from serving.bodies.reading import Body, read_body
-from serving.bodies.tabular import tensor_reply, write_npy
 from serving.bodies.values import flat_array
+from serving.bodies.writing import tensor_reply, write_npy
 from serving.budget import AT_ONCE, MOST_MEMBERS, MOST_STRINGS, Budget, Deadline
 from serving.errors import DecodingError, InvalidRequest, PayloadTooLarge, TooLate, TritonTimeout
 from serving.headers import CSV

@@ -12,6 +12,7 @@ import pytest
 
 from clients.base import Model, TensorSpec
 from clients.table import Client
+from serving.bodies.csv_body import CsvBody
 from serving.bodies.documents import FlatBody, read_object
 from serving.bodies.forms import TextOrForm
 from serving.bodies.hugging_face import Similarity
@@ -20,7 +21,6 @@ from serving.bodies.kserve import TensorBody
 from serving.bodies.npy import NpyBody
 from serving.bodies.packed import INFLATED, unpacked
 from serving.bodies.reading import read_attributes, read_body
-from serving.bodies.tables import CsvBody
 from serving.codecs import JSON, Limits
 from serving.errors import DecodingError, InvalidRequest, PayloadTooLarge, TooLate
 from serving.headers import JSON_TYPE, streamed_type

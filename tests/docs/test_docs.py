@@ -12,7 +12,7 @@ from predictor import create_app
 from serving.clients import client_names
 from serving.codecs import IMAGE, PIXELS
 from serving.settings.explain import markdown
-from serving.settings.table import Settings
+from serving.settings.settings import Settings
 from tests.support.account import account
 from tests.support.harness import ROOT
 from tests.support.readme import EXECUTED_BY, NEEDS, README, Block, blocks, commands, compare, shell

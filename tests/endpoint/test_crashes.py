@@ -17,8 +17,8 @@ import requests
 
 from serving.errors import ModelRefused
 from serving.model_status.registry import Registry
-from serving.model_status.shared_files import Table
-from serving.settings.table import Settings
+from serving.model_status.shared_files import ModelsFile
+from serving.settings.settings import Settings
 from serving.triton.gateway import TritonGateway
 from tests.support.harness import (
     EXITS,
@@ -95,7 +95,7 @@ def new_worker(server: Server) -> Registry:
     """Return the models as seen by a worker that has not answered any request yet."""
     settings = replace(Settings(), run_dir=server.run_dir)
     gateway = TritonGateway(f"unix:{settings.triton_grpc}", PATIENCE)
-    return Registry(gateway, Table(settings.table_file), settings.deaths_socket)
+    return Registry(gateway, ModelsFile(settings.models_file), settings.deaths_socket)
 
 
 def is_unloaded(server: Server, name: str) -> bool:
@@ -174,7 +174,7 @@ def test_refuse_only_a_model_that_keeps_dying_and_retry_later(running: Server) -
 def end_refusal(server: Server, name: str) -> None:
     """Start a new manager, which finds that the refusal has expired."""
     table, manager = (
-        Table(replace(Settings(), run_dir=server.run_dir).table_file),
+        ModelsFile(replace(Settings(), run_dir=server.run_dir).models_file),
         server.pid("manager"),
     )
     os.kill(manager, signal.SIGSTOP)

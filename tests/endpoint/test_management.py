@@ -10,7 +10,7 @@ import requests
 
 from serving.front.kserve import INDEX
 from serving.settings.setting import SettingsError
-from serving.settings.table import Settings
+from serving.settings.settings import Settings
 from tests.support.harness import PATIENCE, Server, make_scale, tensor
 from tests.support.streaming_models import make_reader, make_summer
 

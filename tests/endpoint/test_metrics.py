@@ -19,7 +19,7 @@ from predictor import create_app
 from serving.front.incoming import Incoming
 from serving.front.metrics import MOST_MODELS, OTHER, Metrics
 from serving.request import STAGES
-from serving.settings.table import Settings
+from serving.settings.settings import Settings
 from tests.support.harness import (
     PATIENCE,
     Server,

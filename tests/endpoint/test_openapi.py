@@ -22,7 +22,7 @@ from serving.bodies import schemas
 from serving.clients import client_names
 from serving.errors import InvalidRequest
 from serving.front.openapi import APIS
-from serving.settings.table import Settings
+from serving.settings.settings import Settings
 from tests.support.harness import ROOT, Server, make_scale, module_server, tensor
 from tests.support.streaming_models import make_teller
 

@@ -12,7 +12,7 @@ import onnxruntime
 import pytest
 
 from serving.preparation.check import failures_in_tritonserver
-from serving.settings.table import Settings
+from serving.settings.settings import Settings
 from tests.backends.onnx_models import ONE, PLATFORM, arithmetic, identity, write_model, xy
 from tests.backends.openvino_models import write_own_format
 from tests.support.harness import ROOT, Server, link_model, wait_until

@@ -18,7 +18,7 @@ import requests
 from tritonclient.grpc.service_pb2 import ServerLiveRequest
 from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
 
-from serving.settings.table import Settings
+from serving.settings.settings import Settings
 from tests.support.harness import (
     PATIENCE,
     SLEEPER,

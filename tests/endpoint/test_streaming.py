@@ -15,7 +15,7 @@ import requests
 from flask import Flask
 
 from predictor import create_app
-from serving.settings.table import Settings
+from serving.settings.settings import Settings
 from tests.faults.faults import stubs
 from tests.support.harness import Server, expect_error, module_server, wait_until
 from tests.support.streaming_models import make_echo, make_reader, make_summer, make_teller

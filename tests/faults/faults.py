@@ -12,7 +12,7 @@ from typing import Any
 
 import psutil
 
-from serving.model_status.shared_files import Table
+from serving.model_status.shared_files import ModelsFile
 from serving.model_status.states import FAILED, READY, REFUSED, RELOADING, UNLOADING, Event
 from tests.support.harness import Server, tensor, wait_until
 
@@ -88,7 +88,7 @@ def stub(server: Server) -> int:
 
 def state(server: Confined, model: str) -> str:
     """Return the model's state in the manager's table, or "" if the table does not contain it."""
-    entries = Table(server.inside(server.run_dir / "models.json")).look().entries
+    entries = ModelsFile(server.inside(server.run_dir / "models.json")).look().entries
     return entries[model].state if model in entries else ""
 
 

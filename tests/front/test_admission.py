@@ -14,7 +14,7 @@ from serving.errors import Overloaded, PayloadTooLarge
 from serving.front.admission import Admission, Slot
 from serving.model_status.shared_files import TOTAL
 from serving.request_memory import open_account, reserve
-from serving.settings.table import Settings
+from serving.settings.settings import Settings
 
 pytestmark = pytest.mark.unit
 

@@ -17,7 +17,7 @@ import pytest
 from gunicorn.workers.gthread import DEFAULT_WORKER_DATA_TIMEOUT
 
 from serving.pid1.processes import gunicorn as gunicorn_process
-from serving.settings.table import Settings
+from serving.settings.settings import Settings
 from tests.support.harness import PATIENCE, ROOT, wait_until
 from tests.support.started import ends_with, kill
 
@@ -160,7 +160,7 @@ import gc
 from types import SimpleNamespace
 import serving.front.gunicorn_config as hooks
 from predictor import create_app
-from serving.settings.table import Settings
+from serving.settings.settings import Settings
 
 app = create_app(Settings.from_env({}))
 before = len(gc.get_objects())

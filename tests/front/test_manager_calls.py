@@ -9,7 +9,7 @@ from socketserver import UnixStreamServer
 import pytest
 
 from serving.front.manager_calls import ask_manager
-from serving.settings.table import Settings
+from serving.settings.settings import Settings
 
 pytestmark = pytest.mark.unit
 

@@ -16,9 +16,9 @@ from serving.errors import (
     TritonUnavailable,
 )
 from serving.front.monitoring import Monitoring
+from serving.model_status.models import Entry, Models
 from serving.model_status.states import ADDING, FAILED, LOADING, READY, REFUSED
-from serving.model_status.table import Entry, Models
-from serving.settings.table import AT_START, ON_POST, LoadPolicy
+from serving.settings.settings import AT_START, ON_POST, LoadPolicy
 from serving.triton.connection import PROBE_SECONDS
 
 pytestmark = pytest.mark.unit

@@ -13,7 +13,7 @@ from predictor import create_app
 from serving.front.hang_ups import HangUps
 from serving.front.incoming import FORWARDED, Incoming
 from serving.front.streams import SelfClosingResponse
-from serving.settings.table import Settings
+from serving.settings.settings import Settings
 from tests.support.harness import PATIENCE
 
 pytestmark = pytest.mark.unit

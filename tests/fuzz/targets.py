@@ -34,7 +34,7 @@ from serving.repository.locate_archive import locate
 from serving.repository.model_config import backend_of, parse_config, parts_of
 from serving.request import Request, Target
 from serving.sessions import LONGEST_NAME, SEQUENCE_ID, SEQUENCE_PARAMETERS, Sequencing, Session
-from serving.settings.table import Settings
+from serving.settings.settings import Settings
 from serving.triton.tensors import InferRequest, Tensor
 from tests.bodies.echo import Echo, Ones
 from tests.fuzz import parameters as made

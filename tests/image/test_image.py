@@ -18,7 +18,7 @@ import requests
 
 from scripts.image.build import LOOK_ALIKE, build_command, pip_secrets
 from serving import VERSION
-from serving.settings.table import TABLE
+from serving.settings.settings import SETTINGS
 from tests.conftest import SERVED
 from tests.image.container import (
     BUILD_SECONDS,
@@ -171,7 +171,7 @@ def test_start_stop_and_call_the_image_as_platforms_do(config: Any) -> None:
     assert run["ExposedPorts"] == {"8080/tcp": {}}
     variables = {entry.partition("=")[0] for entry in run["Env"]}
     # otherwise the image would change the default of a setting
-    assert not variables & {name for row in TABLE for name in row.variables}
+    assert not variables & {name for row in SETTINGS for name in row.variables}
     check = config["HealthCheck" if "HealthCheck" in config else "Healthcheck"]
     assert check["Test"] == ["CMD", "/opt/program/serve", "--ping"]
 

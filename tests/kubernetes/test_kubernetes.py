@@ -6,7 +6,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from serving.settings.table import Settings
+from serving.settings.settings import Settings
 from tests.support.harness import ROOT
 
 pytestmark = pytest.mark.unit

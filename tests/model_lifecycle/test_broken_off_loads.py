@@ -16,9 +16,9 @@ from serving.model_lifecycle.manager import Manager
 from serving.model_lifecycle.on_change import ModelFolder, OnChange, Rejected
 from serving.model_lifecycle.on_post import OnPost
 from serving.model_lifecycle.recovery import Recovery, Report
+from serving.model_status.models import Entry
 from serving.model_status.states import READY, UNLOADING
-from serving.model_status.table import Entry
-from serving.settings.table import Settings
+from serving.settings.settings import Settings
 from serving.triton.gateway import TritonGateway
 from tests.backends.triton_process import serving
 from tests.model_lifecycle.test_multimodel import make_model

@@ -21,13 +21,13 @@ from serving.errors import (
 from serving.host.files import ProcessStatus, write_status
 from serving.model_lifecycle.manager import Manager
 from serving.model_lifecycle.on_demand import LOADS_AT_ONCE, SLOW_SECONDS, LookUps, OnDemand
-from serving.model_status.shared_files import Table
+from serving.model_status.models import Entry, Models
+from serving.model_status.shared_files import ModelsFile
 from serving.model_status.states import READY
-from serving.model_status.table import Entry, Models
 from serving.repository.cache import Cache
 from serving.repository.source import FolderSource
 from serving.repository.unpacking import BadArchive
-from serving.settings.table import Settings
+from serving.settings.settings import Settings
 from serving.triton.connection import IndexEntry
 from tests.model_lifecycle.test_on_demand import pack
 from tests.model_lifecycle.test_recovery import FakeTriton
@@ -107,7 +107,7 @@ class World:
         return replace(table, rejected=tuple(rejected)).rejection(name)
 
     def table(self) -> Models:
-        return Table(self.settings.table_file).look()
+        return ModelsFile(self.settings.models_file).look()
 
     def ready(self) -> set[str]:
         return {entry.name for entry in self.table().entries.values() if entry.state == READY}

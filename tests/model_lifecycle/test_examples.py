@@ -9,9 +9,9 @@ from serving.errors import ModelFailed, Overloaded, ServingError
 from serving.model_lifecycle.examples import Examples
 from serving.model_lifecycle.manager import Manager
 from serving.model_lifecycle.policy import AtStart
+from serving.model_status.models import Entry
 from serving.model_status.states import FAILED, READY, Event
-from serving.model_status.table import Entry
-from serving.settings.table import Settings
+from serving.settings.settings import Settings
 from tests.model_lifecycle.test_recovery import FakeTriton
 
 pytestmark = pytest.mark.unit

@@ -8,9 +8,9 @@ import pytest
 
 from serving.model_lifecycle.manager import Manager
 from serving.model_lifecycle.on_change import OnChange
+from serving.model_status.models import Entry
 from serving.model_status.states import Event
-from serving.model_status.table import Entry
-from serving.settings.table import Settings
+from serving.settings.settings import Settings
 from tests.model_lifecycle.test_recovery import FakeTriton
 
 pytestmark = pytest.mark.unit

@@ -16,7 +16,8 @@ from serving.host.files import ProcessStatus, write_status
 from serving.model_lifecycle.manager import Manager
 from serving.model_lifecycle.on_post import OnPost
 from serving.model_lifecycle.recovery import CRASHES_ALLOWED, Recovery, Report
-from serving.model_status.shared_files import Table
+from serving.model_status.models import Entry
+from serving.model_status.shared_files import ModelsFile
 from serving.model_status.states import (
     READY,
     REFUSED,
@@ -26,8 +27,7 @@ from serving.model_status.states import (
     UNLOADING,
     Event,
 )
-from serving.model_status.table import Entry
-from serving.settings.table import Settings
+from serving.settings.settings import Settings
 from serving.triton.connection import IndexEntry
 from serving.triton.gateway import TritonGateway
 from serving.triton.quirks import MOST_RELOADS
@@ -85,13 +85,13 @@ class World:
         self.recovery.step()
 
     def state(self, name: str = "m") -> str:
-        return Table(self.settings.table_file).look().entries[name].state
+        return ModelsFile(self.settings.models_file).look().entries[name].state
 
     def deaths(self) -> dict[str, int]:
-        return dict(Table(self.settings.table_file).look().deaths)
+        return dict(ModelsFile(self.settings.models_file).look().deaths)
 
     def reason(self, name: str = "m") -> str:
-        return str(Table(self.settings.table_file).look().entries[name].error())
+        return str(ModelsFile(self.settings.models_file).look().entries[name].error())
 
     def die(self, name: str = "m", began: float = NOW) -> None:
         self.recovery.report(Report([name], DIED, began))

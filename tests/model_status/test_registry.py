@@ -24,12 +24,12 @@ from serving.errors import (
     VersionNotFound,
 )
 from serving.front.admission import Admission, Slot
+from serving.model_status.models import Entry, Models, Rejection
 from serving.model_status.registry import Registry
 from serving.model_status.served_model import ServedModel
-from serving.model_status.shared_files import Table
+from serving.model_status.shared_files import ModelsFile
 from serving.model_status.states import ADDING, LOADING, READY, RESTARTING, UNLOADING
-from serving.model_status.table import Entry, Models, Rejection
-from serving.settings.table import AT_START, ON_POST
+from serving.settings.settings import AT_START, ON_POST
 from serving.triton.connection import BackendDied
 from serving.triton.gateway import TritonGateway
 from tests.support.harness import PATIENCE
@@ -58,7 +58,7 @@ class Loaded(TritonGateway):
 @pytest.fixture
 def registry(tmp_path: Path) -> Registry:
     """Return a registry that serves `slow` and `warm`."""
-    table = Table(tmp_path / "table")
+    table = ModelsFile(tmp_path / "table")
     for name in ("slow", "warm"):
         write_client(tmp_path / name / "client.py", "old")
     entries = [
@@ -79,7 +79,7 @@ def called(registry: Registry, name: str, version: str | None = None) -> Iterato
         yield served
 
 
-def write(table: Table, *entries: Entry, by_call: bool = False) -> None:
+def write(table: ModelsFile, *entries: Entry, by_call: bool = False) -> None:
     policy = ON_POST if by_call else AT_START
     table.write(Models({entry.name: entry for entry in entries}, policy=policy.name))
 
@@ -190,7 +190,7 @@ def test_ask_the_manager_for_a_rejected_model_which_may_have_changed(registry: R
 
 
 def test_answer_404_for_an_archive_that_is_not_loaded(tmp_path: Path) -> None:
-    table = Table(tmp_path / "table")
+    table = ModelsFile(tmp_path / "table")
     loading = Entry("n", "t", str(tmp_path), "load", 0, ADDING, target="t")
     registry = Registry(Loaded(), table, tmp_path / "deaths")
     for entries in ((), (loading,), (replace(loading, state=UNLOADING),)):

@@ -22,7 +22,7 @@ import requests
 
 from serving.host.machine import Machine
 from serving.pid1.nginx import FEWEST_REQUESTS, nginx
-from serving.settings.table import BODIES, Settings
+from serving.settings.settings import BODIES, Settings
 from tests.support.harness import PATIENCE, HttpCaller, free_port, wait_until
 from tests.support.started import ends_with, kill
 

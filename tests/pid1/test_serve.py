@@ -21,7 +21,7 @@ from serving.pid1.nginx import nginx
 from serving.pid1.system import Process
 from serving.repository.layout import LayoutError
 from serving.settings.setting import SettingsError
-from serving.settings.table import TABLE, Settings
+from serving.settings.settings import SETTINGS, Settings
 from tests.support.harness import PATIENCE, ROOT, free_port
 
 pytestmark = pytest.mark.unit
@@ -70,7 +70,7 @@ def table(folder: Path, **variables: str) -> dict[str, Process]:
 def test_list_every_variable_in_the_help() -> None:
     done = run("--help")
     assert done.returncode == 0
-    assert not [name for row in TABLE for name in row.variables if name not in done.stdout]
+    assert not [name for row in SETTINGS for name in row.variables if name not in done.stdout]
 
 
 def test_write_defaults_in_the_help_as_in_a_variable() -> None:

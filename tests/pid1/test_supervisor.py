@@ -12,7 +12,7 @@ import pytest
 from serving.host.processes import describe_exit
 from serving.pid1.supervisor import Supervisor
 from serving.pid1.system import PermanentFailure, Process, System
-from serving.settings.table import Settings
+from serving.settings.settings import Settings
 
 pytestmark = pytest.mark.unit
 

@@ -31,7 +31,7 @@ from pathlib import Path
 from serving.pid1.supervisor import Supervisor
 from serving.pid1.system import Process, System
 from serving.pid1.log import Output
-from serving.settings.table import Settings
+from serving.settings.settings import Settings
 ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
 commands, folder, port = json.loads(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
 system = System(("127.0.0.1", port), Output(1), hang_timeout=3.0)

@@ -11,7 +11,7 @@ from serving.pid1.processes import backend_options, triton
 from serving.pid1.resources import listening_sockets
 from serving.settings.explain import config_text, warnings_of_unknown_variables
 from serving.settings.setting import SettingsError
-from serving.settings.table import TABLE, Settings
+from serving.settings.settings import SETTINGS, Settings
 from tests.pid1.test_serve import MACHINE, run, table
 from tests.support.harness import free_port
 
@@ -136,7 +136,7 @@ def test_suggest_the_nearest_name_for_an_unknown_variable() -> None:
     ]
     (far,) = warnings_of_unknown_variables(["SERVE_QZX"])
     assert far.startswith("SERVE_QZX ") and "?" not in far
-    assert warnings_of_unknown_variables(name for row in TABLE for name in row.variables) == []
+    assert warnings_of_unknown_variables(name for row in SETTINGS for name in row.variables) == []
 
 
 def test_print_each_value_and_its_source_with_print_config() -> None:
@@ -148,7 +148,7 @@ def test_print_each_value_and_its_source_with_print_config() -> None:
         "SERVE_MANAGEMENT_SECRET": "X-Key=hidden",
     }
     lines = config_text(Settings.from_env(environ, MACHINE), environ).splitlines()
-    assert len(lines) == len(TABLE)
+    assert len(lines) == len(SETTINGS)
     assert "SERVE_REQUEST_TIMEOUT=7  # variable MODEL_SERVER_TIMEOUT" in lines
     assert "SERVE_KSERVE=false  # derived from SERVE_KSERVE=auto" in lines
     assert "SAGEMAKER_TRITON_THREAD_COUNT=3  # variable SAGEMAKER_TRITON_THREAD_COUNT" in lines

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from serving.preparation.check import check_models, failures_in_tritonserver
-from serving.settings.table import Settings
+from serving.settings.settings import Settings
 from tests.pid1.test_serve import run
 from tests.repository.test_repositories import make_ensemble
 from tests.support.harness import (

@@ -8,7 +8,7 @@ import pytest
 
 from serving.repository import run_preparation
 from serving.repository.layout import LayoutError
-from serving.settings.table import Settings
+from serving.settings.settings import Settings
 from tests.repository.test_model_config import WHOLE, write
 
 pytestmark = pytest.mark.unit

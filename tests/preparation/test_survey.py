@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from serving.host.tritonserver import backend_directory
-from serving.model_status.shared_files import Table
+from serving.model_status.shared_files import ModelsFile
 from serving.model_status.states import LOADING
 from serving.preparation.survey import survey
 from serving.repository.layout import Survey
-from serving.settings.table import Settings
+from serving.settings.settings import Settings
 from tests.repository.test_model_config import ONNX, WHOLE, write
 
 pytestmark = pytest.mark.unit
@@ -52,7 +52,7 @@ def test_name_the_chosen_engine_and_stage_the_models_to_load(tmp_path: Path) -> 
     assert json.dumps(asdict(Survey(**json.loads(text := json.dumps(asdict(report)))))) == text
     assert [path.name for path in (tmp_path / "run/models").iterdir()] == ["plain"]
     assert 'backend: "openvino"' in (tmp_path / "run/models/plain/config.pbtxt").read_text()
-    (entry,) = Table(tmp_path / "run/models.json").look().entries.values()
+    (entry,) = ModelsFile(tmp_path / "run/models.json").look().entries.values()
     assert (entry.name, entry.folder, entry.state) == (
         "plain",
         str(tmp_path / "models/plain"),
@@ -70,7 +70,7 @@ def test_skip_an_unreadable_model_when_folders_are_watched(tmp_path: Path) -> No
     assert report.unreadable == [] and any(
         str(tmp_path / "models/bad") in line for line in report.warnings
     )
-    table = Table(tmp_path / "run/models.json").look()
+    table = ModelsFile(tmp_path / "run/models.json").look()
     assert list(table.entries) == ["net"] and Path(table.entries["net"].folder).is_relative_to(
         tmp_path / "run/copies"
     )

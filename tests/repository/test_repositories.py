@@ -13,7 +13,7 @@ from serving.repository.layout import (
     is_meant_for_models,
 )
 from serving.repository.model_config import parse_config, parts_of
-from serving.settings.table import AUTO
+from serving.settings.settings import AUTO
 from tests.pid1.test_serve import run
 from tests.support.harness import free_port
 

@@ -23,7 +23,7 @@ from serving.repository.cpu_engine import (
 )
 from serving.repository.model_config import Unreadable, parse_config, read_config, read_file
 from serving.repository.staging import Store, copy_model, signature
-from serving.settings.table import Settings
+from serving.settings.settings import Settings
 from tests.repository.test_model_config import ONNX, WHOLE, X, Y, write
 from tests.support.harness import ROOT
 

@@ -9,7 +9,7 @@ import pytest
 from serving.host.machine import Machine
 from serving.named_value import Names
 from serving.settings.setting import Setting, SettingsError
-from serving.settings.table import AT_START, ON_CHANGE, ON_DEMAND, ON_POST, TABLE, Settings
+from serving.settings.settings import AT_START, ON_CHANGE, ON_DEMAND, ON_POST, SETTINGS, Settings
 
 pytestmark = pytest.mark.unit
 
@@ -56,17 +56,19 @@ def read(machine: Machine = MACHINE, /, **environ: str) -> Settings:
 
 
 def test_parse_each_form_of_a_setting() -> None:
-    assert set(FORMS) == {row.name for row in TABLE if row.parser}
+    assert set(FORMS) == {row.name for row in SETTINGS if row.parser}
 
 
-@pytest.mark.parametrize("row", TABLE, ids=lambda row: row.name)
+@pytest.mark.parametrize("row", SETTINGS, ids=lambda row: row.name)
 def test_read_each_setting_from_each_of_its_variables(row: Setting) -> None:
     text, value, _ = samples(row)
     for variable in row.variables:
         assert row.read({variable: f" {text} "}) == value
 
 
-@pytest.mark.parametrize("row", [row for row in TABLE if samples(row)[2]], ids=lambda row: row.name)
+@pytest.mark.parametrize(
+    "row", [row for row in SETTINGS if samples(row)[2]], ids=lambda row: row.name
+)
 def test_name_variable_value_and_allowed_values_of_a_mistake(row: Setting) -> None:
     wrong, variable = samples(row)[2] or "", row.variables[-1]
     with pytest.raises(SettingsError) as caught:
@@ -76,7 +78,7 @@ def test_name_variable_value_and_allowed_values_of_a_mistake(row: Setting) -> No
 
 
 def test_report_all_mistakes_together() -> None:
-    wrong = {row.variables[0]: text for row in TABLE if (text := samples(row)[2])}
+    wrong = {row.variables[0]: text for row in SETTINGS if (text := samples(row)[2])}
     with pytest.raises(SettingsError) as caught:
         read(**wrong)
     assert [line.partition("=")[0] for line in caught.value.mistakes] == list(wrong)
@@ -114,7 +116,7 @@ def test_refuse_triton_options_that_belong_to_the_manager() -> None:
 
 
 def test_use_each_variable_in_one_row_only() -> None:
-    variables = [variable for row in TABLE for variable in row.variables]
+    variables = [variable for row in SETTINGS for variable in row.variables]
     assert len(set(variables)) == len(variables)
 
 
@@ -128,10 +130,10 @@ def test_take_the_first_variable_that_is_not_empty() -> None:
     "environ",
     [
         {},
-        {row.variables[-1]: FORMS[row.name][0] for row in TABLE if row.name in FORMS},
+        {row.variables[-1]: FORMS[row.name][0] for row in SETTINGS if row.name in FORMS},
         {
             row.variables[-1]: samples(row)[0]
-            for row in TABLE
+            for row in SETTINGS
             if row.name not in (*FORMS, *CONTRADICT)
         },
         {

@@ -16,7 +16,7 @@ from botocore.exceptions import ClientError
 from serving.headers import SESSION_ID
 from serving.repository.unpacking import BadArchive
 from simulate.container import Container
-from simulate.rules import TABLE
+from simulate.rules import RULES
 from tests.simulate.simulation import ENOUGH_TO_ANSWER, Simulation, make_tar
 from tests.support.harness import PATIENCE, wait_until
 
@@ -32,7 +32,7 @@ def fails(code: str, call: Callable[[], object]) -> Any:
 
 def test_have_a_test_for_every_rule() -> None:
     text = "".join(file.read_text() for file in Path(__file__).parent.glob("test_*.py"))
-    assert [rule.id for rule in TABLE if f'"{rule.id}"' not in text] == []
+    assert [rule.id for rule in RULES.values() if f'"{rule.id}"' not in text] == []
 
 
 def test_fail_the_endpoint_if_the_container_is_never_healthy() -> None:

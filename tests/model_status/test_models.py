@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from serving.errors import ModelFailed, ModelNotReady, ModelRefused, ModelRestarting
-from serving.model_status.shared_files import Leases, Table
+from serving.model_status.models import Entry, Models, Rejection
+from serving.model_status.shared_files import Leases, ModelsFile
 from serving.model_status.states import (
     ABSENT,
     FAILED,
@@ -23,7 +24,6 @@ from serving.model_status.states import (
     UNLOADING,
     Event,
 )
-from serving.model_status.table import Entry, Models, Rejection
 
 pytestmark = pytest.mark.unit
 
@@ -46,7 +46,7 @@ def state_in(table: Models) -> str:
 
 
 def test_read_a_consistent_table_while_the_manager_writes(tmp_path: Path) -> None:
-    writer, reader = Table(tmp_path / "table"), Table(tmp_path / "table")
+    writer, reader = ModelsFile(tmp_path / "table"), ModelsFile(tmp_path / "table")
     assert reader.look() == Models()
     for number in range(50):
         rejected = (Rejection({"x": str(number)}, ["no"]),)
@@ -57,7 +57,7 @@ def test_read_a_consistent_table_while_the_manager_writes(tmp_path: Path) -> Non
 
 
 def test_read_names_that_are_not_utf_8_and_infinite_times(tmp_path: Path) -> None:
-    table = Table(tmp_path / "table")
+    table = ModelsFile(tmp_path / "table")
     name = os.fsdecode(b"\xff")
     entry = replace(PART, name=name, folder=f"/m/{name}")
     written = replace(models(entry), rejected=(Rejection({name: "1"}, ["no"], until=math.inf),))
@@ -97,7 +97,9 @@ def test_report_an_ensemble_as_not_ready_while_a_part_is_not(
     assert table.error(ARCHIVE) is None
 
 
-def call(table: Table, leases: Leases, row: int, used: list[int]) -> Generator[None, None, None]:
+def call(
+    table: ModelsFile, leases: Leases, row: int, used: list[int]
+) -> Generator[None, None, None]:
     """Call a model in the steps of Registry.use: look it up, count the call, look it up again, use
     it, end."""
     entry = table.look().ready.get("part")
@@ -115,7 +117,7 @@ def call(table: Table, leases: Leases, row: int, used: list[int]) -> Generator[N
     leases.add(row, entry.column, -1, -9)
 
 
-def unload(table: Table, leases: Leases, used: list[int]) -> Generator[None, None, None]:
+def unload(table: ModelsFile, leases: Leases, used: list[int]) -> Generator[None, None, None]:
     """Take the manager's steps to unload a model: mark it, wait for the calls, unload it."""
     if table.look().latest(PART) is None:
         return
@@ -128,7 +130,7 @@ def unload(table: Table, leases: Leases, used: list[int]) -> Generator[None, Non
     table.write(table.look().moved(PART, Event.REMOVE))
 
 
-def evict(table: Table, leases: Leases, used: list[int]) -> Generator[None, None, None]:
+def evict(table: ModelsFile, leases: Leases, used: list[int]) -> Generator[None, None, None]:
     """Take the manager's steps to evict a model: choose it, look for calls, unload it."""
     for _ in ("choose", "unload"):
         if leases.requests(PART.column):
@@ -138,7 +140,7 @@ def evict(table: Table, leases: Leases, used: list[int]) -> Generator[None, None
 
 
 def want(
-    table: Table, leases: Leases, row: int, used: list[int], answered: list[int]
+    table: ModelsFile, leases: Leases, row: int, used: list[int], answered: list[int]
 ) -> Generator[None, None, None]:
     """Call a model on demand until it answers. If it is gone, the manager loads it again."""
     while row not in answered:
@@ -152,7 +154,7 @@ def want(
         yield
 
 
-def happen(table: Table, event: Event) -> Generator[None, None, None]:
+def happen(table: ModelsFile, event: Event) -> Generator[None, None, None]:
     """Apply an event to the model. If it adds or removes the model, wait until no unload is in
     progress, because the manager holds the model's lock then."""
     if event in (Event.ADD, Event.SERVE, Event.REMOVE):
@@ -162,10 +164,10 @@ def happen(table: Table, event: Event) -> Generator[None, None, None]:
     yield
 
 
-def loaded(folder: Path, state: str = READY) -> tuple[Table, Leases, list[int]]:
+def loaded(folder: Path, state: str = READY) -> tuple[ModelsFile, Leases, list[int]]:
     """Return a table in which the model has this state, the leases of its calls, and an empty list,
     in which callers record what they use."""
-    table = Table(folder / "table")
+    table = ModelsFile(folder / "table")
     table.write(in_state(state))
     return table, Leases(None, 2), []
 

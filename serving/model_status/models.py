@@ -32,7 +32,7 @@ from serving.model_status.states import (
     UNLOADING,
     Event,
 )
-from serving.settings.table import AT_START, POLICIES
+from serving.settings.settings import AT_START, POLICIES
 
 
 @dataclass(frozen=True)
@@ -157,6 +157,7 @@ class Models:
 
     @cached_property
     def by_triton_name(self) -> dict[str, Entry]:
+        """Return the `current` models, keyed by Triton's names."""
         return {entry.triton_name: entry for entry in self.current.values()}
 
     @cached_property

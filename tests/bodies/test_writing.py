@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from serving.bodies.tabular import predictions_as_csv
+from serving.bodies.writing import predictions_as_csv
 
 pytestmark = pytest.mark.unit
 

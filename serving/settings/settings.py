@@ -484,7 +484,7 @@ class Settings:
     unpacked_folder = _File("unpacked")  # on-demand models (serving/repository/cache.py)
     # copies of watched model folders (serving/model_lifecycle/on_change.py)
     copies_folder = _File("copies")
-    table_file = _File("models.json")  # the state of each model (serving/model_status/table.py)
+    models_file = _File("models.json")  # the state of each model (serving/model_status/models.py)
     leases_file = _File("leases")  # counts of the calls in flight
     # the status of the processes (serving/host/files.py)
     status_file = _File("status.json")
@@ -509,7 +509,7 @@ class Settings:
         there are none, all contradictions."""
         values: dict[str, Any] = {}
         mistakes: list[str] = []
-        for setting in TABLE:
+        for setting in SETTINGS:
             try:
                 values[setting.name] = setting.read(environ)
             except ValueError as err:
@@ -558,7 +558,7 @@ class Settings:
         """Return environment variables from which a child process reads the same Settings."""
         return {
             setting.variables[0]: setting.formatter(getattr(self, setting.name))
-            for setting in TABLE
+            for setting in SETTINGS
         }
 
     def logs(self, level: str) -> bool:
@@ -663,9 +663,9 @@ class Settings:
         return 4 * self.all_workers + 1
 
 
-TABLE = tuple(Setting(name=column.name, **column.metadata) for column in fields(Settings))
+SETTINGS = tuple(Setting(name=column.name, **column.metadata) for column in fields(Settings))
 # The variables that contain secrets. They are hidden from the code of models.
-SECRETS = set(chain.from_iterable(setting.variables for setting in TABLE if setting.secret))
+SECRETS = set(chain.from_iterable(setting.variables for setting in SETTINGS if setting.secret))
 
 
 def contradictions(settings: Settings) -> Iterator[str]:
@@ -737,7 +737,7 @@ def _with_platform_defaults(settings: Settings, environ: Mapping[str, str]) -> S
     is_open = format_value(not on_sagemaker)
     reloads = format_value(not _exclusive_modes(settings))
     timeout = settings.request_timeout
-    (row,) = (setting for setting in TABLE if setting.name == "request_timeout")
+    (row,) = (setting for setting in SETTINGS if setting.name == "request_timeout")
     if settings.batch and variables.isdisjoint(row.variables):
         timeout = BATCH_TIMEOUT
     return replace(
