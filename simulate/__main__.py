@@ -168,8 +168,8 @@ def run(options: argparse.Namespace, journal: Journal, folder: Path) -> int:
 
 def _launch(options: argparse.Namespace, folder: Path) -> Launch:
     """Unpack the model, as the platform does, and return the Launch that says how to start the
-    container. Raise BadArchive if the archive is invalid, and CannotStart if an engine is needed
-    and none is installed."""
+    container. Raise BadArchive if the archive is invalid, and CannotStart if an image is to be
+    started and no container engine, such as docker, is installed."""
     model = options.model_data
     if model and not model.is_dir():
         unpack(model, folder / "data")

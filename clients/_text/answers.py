@@ -129,10 +129,11 @@ class QuestionAnswering(Task):
         """Return two probabilities for each token: that an answer starts with it, and that an
         answer ends with it. Tokens outside the context get 0, except the [CLS] that the tokenizer
         adds (a question may contain the text [CLS])."""
+        # 0 for tokens of the question, 1 for those of the context, None for special tokens
         source = np.array(encoding.sequence_ids)
         is_cls = np.array(encoding.ids) == self.cls_id
         possible = (source == 1) | (is_cls & (source != 0))
-        size = len(possible)
+        size = len(possible)  # the outputs are longer if the text was padded
         logits = np.stack((start[:size], end[:size]))
         starts, ends = softmax(np.where(possible, logits, IMPOSSIBLE)) * possible
         return starts, ends

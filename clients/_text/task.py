@@ -63,7 +63,7 @@ class Task(ABC):
         sizes = [len(group) for group in groups]
         owners = np.repeat(np.arange(len(groups)), sizes)
         texts = list(chain.from_iterable(groups))
-        tensors = self.tokenizer.encode(texts, owners.tolist())
+        tensors = self.tokenizer.encode(texts, owners.tolist())  # errors name the instance
         counts = np.zeros(len(groups), np.int64)
         np.maximum.at(counts, owners, tensors["num_tokens"])
         truncated = counts > self.tokenizer.max_length

@@ -328,8 +328,8 @@ def _wait_until_live(
 
 
 def _poll_failure(run_dir: Path, name: str, error: str) -> str:
-    """Return why Triton rejected the model's configuration, or "" if `error` says something else.
-    Triton's response omits the reason, but its log contains it."""
+    """Return ": " and why Triton rejected the model's configuration, or "" if `error` says
+    something else. Triton's response omits the reason, but its log contains it."""
     if "failed to poll" not in error:
         return ""
     pattern = rf"Poll failed for model directory '{re.escape(name)}': (.*)"

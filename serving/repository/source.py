@@ -124,7 +124,8 @@ class FolderSource(Source):
     @contextmanager
     def archive(self, found: Found) -> Iterator[Archive]:
         path = Path(found.url)
-        if real_path(path, self.root).is_dir():
+        real = real_path(path, self.root)  # raises ConfigError if the path leads out of the root
+        if real.is_dir():
             yield model_in(path, self.root)
         else:
             with super().archive(found) as archive:

@@ -169,7 +169,8 @@ class Connection:
         try:
             status, text = ask(self.metrics_socket, "/metrics", METRICS_SECONDS, most=None)
         except TimeoutError as err:
-            raise TritonTimeout(TOO_LATE) from err
+            problem = f"Triton's metrics did not arrive within {METRICS_SECONDS:g} s"
+            raise TritonTimeout(problem) from err
         except OSError as err:
             raise TritonUnavailable(NOT_ANSWERING) from err
         if status != 200:
