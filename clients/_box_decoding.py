@@ -28,7 +28,7 @@ POINTS = 17 * 3  # number of values of a person's keypoints in a pose head for C
 # Numbers of values that are probably not class scores alone: they equal COCO's 80 classes plus mask
 # coefficients, or the one class "person" plus keypoints.
 STRANGE = {ROWS: (80 + MASKS,), COLUMNS: (80 + MASKS, 1 + POINTS)}
-ANGLE = 7  # number of columns after NMS if a box also has an angle, or the image's number
+ANGLE = 7  # number of columns after NMS if a box also has an angle, or its image's index
 # numbers of columns after NMS if a box also has mask coefficients, or keypoints
 STRANGE_FINAL = (6 + MASKS, 6 + POINTS)
 MOST_FINAL = 1000  # maximum number of boxes after NMS; before NMS there are thousands

@@ -35,8 +35,8 @@ def write_model(family: Family, weights: Weights, request: Request, folder: Path
             )
         one_by_one = replace(request, max_batch_size=0)
         spec = with_tensors_of(one_by_one, graph, opened, spec)
-    # The run alone is not enough: the outputs of a sigmoid do not sum to 1. Without this check,
-    # such files were served with a second activation, and returned wrong scores.
+    # The run recognizes scores by their sum, which is not 1 after a sigmoid. Without this check, a
+    # file that ends in a sigmoid would be served with a second activation.
     ends_in_scores = onnx_reader.makes_scores(graph, spec.outputs[0].name)
     findings = replace(
         findings,

@@ -33,7 +33,7 @@ BOXES = 1000
 
 def write_model(_: Family, weights: Weights, request: Request, folder: Path) -> ModelSpec:
     """Write the model folder's files, and return the ModelSpec. Raise UsageError if --size is not a
-    multiple of the largest stride, and BuildError if the file is not such a checkpoint."""
+    multiple of the largest stride, and BuildError if the file is not a checkpoint of YOLOv5."""
     side = request.size or SIDE
     if side < STRIDES[-1] or side % STRIDES[-1]:
         raise UsageError(f"--size {side}: YOLOv5's input is a multiple of {STRIDES[-1]}")

@@ -1,5 +1,5 @@
-"""Checks for /ping whether the server works, and collects the metrics of all workers for
-/metrics."""
+"""Implements /ping, which checks whether the server works, and /metrics, which collects the
+metrics of all workers."""
 
 import os
 from collections.abc import Iterable, Mapping

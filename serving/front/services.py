@@ -63,7 +63,7 @@ class Services:
             want=want,
         )
         self.budget = Budget(settings.max_body_bytes)
-        # how many requests may decode instances at a time in this worker
+        # how many requests may decode instances of one kind at a time in this worker
         turns = max(1, settings.inference_threads // settings.workers)
         self.decoder = Decoder(Limits(), turns, settings.inference_threads)
         self.monitoring = Monitoring(self.registry, settings.status_file)

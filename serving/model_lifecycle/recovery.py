@@ -209,8 +209,9 @@ class Recovery:
 
 
 def _log_refusal(entry: Entry, reason: str) -> dict[str, Any]:
-    """Log that a model is refused, and return the fields of its entry that change. The time doubles
-    each time that the model is refused, up to REFUSED_MOST."""
+    """Log that a model is refused, and return the fields of its entry that change. A model is
+    refused for REFUSED_SECONDS at first, and then for twice as long each time, up to
+    REFUSED_MOST."""
     seconds = min(REFUSED_SECONDS * 2**entry.refusals, REFUSED_MOST)
     log.error("model '%s' is not served for %g s: %s", entry.name, seconds, reason)
     until = time.monotonic() + seconds

@@ -249,7 +249,8 @@ def _mistakes_of_permission(folders: Iterable[Path]) -> Iterator[str]:
 
 
 def _is_closed(path: Path) -> bool:
-    """Return whether the current user may not read the file, or may not enter the folder."""
+    """Return whether the current user lacks the right to read `path` or, if it is a folder, to
+    enter it."""
     is_broken_link = not os.access(path, os.F_OK)
     # only root may read the folder lost+found, which a new file system contains
     if path.name == "lost+found" or is_broken_link:

@@ -85,7 +85,7 @@ def model_in(folder: Path, root: Path) -> Archive:
         check_entries(model, root)
         for name in parts_of(read_file(model / CONFIG)):
             part = folder.parent / name
-            is_beside = part.parent == folder.parent  # false if the name contains a slash
+            is_beside = part.parent == folder.parent  # false for a name such as a/b
             if is_beside and is_name(name) and part.is_dir() and part not in models:
                 models.append(part)
     archive = Archive(folder, tuple(models), root)

@@ -130,7 +130,7 @@ class Call:
 
     def _call(self, infer: Any) -> Any:
         """Call `infer`, a function of gRPC's stub that returns either the answer or a future. Set
-        `_end`, when the caller gives up."""
+        `_end` to the time (time.monotonic) at which the caller gives up."""
         regions = {name: region.name for name, region in self._regions.items()}
         seconds = self._deadline.left(self._gateway.timeout)
         self._end = monotonic() + seconds
