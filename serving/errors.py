@@ -156,7 +156,7 @@ class ServingError(Exception):
         cls.code = code
         cls.status = CODES[code].status
         cls.retry_after = CODES[code].retry_after
-        KINDS[code] = cls
+        KINDS.setdefault(code, cls)  # a model's own client.py may define a class for a known code
 
     def __str__(self) -> str:
         return self.text.format(*self.args)
@@ -277,9 +277,7 @@ class DecodingError(ServingError, code="decoding_error"):
             position.append(f"instance {self.instance}")
         if self.field:
             position.append(f"field '{self.field}'")
-        if not position:
-            return self.reason
-        return f"{', '.join(position)}: {self.reason}"
+        return ": ".join(filter(None, [", ".join(position), self.reason]))
 
 
 class ModelNotLoaded(ServingError, code="model_not_loaded"):

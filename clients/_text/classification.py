@@ -263,9 +263,10 @@ class TextRanking(Task):
         if activation != "auto":
             return activation
         config = self.tokenizer.config
+        own = config.get("sentence_transformers")
         functions = (
             self.tokenizer.sentence_transformers.get("activation_fn"),
-            (config.get("sentence_transformers") or {}).get("activation_fn"),
+            own.get("activation_fn") if isinstance(own, dict) else None,
             config.get("sbert_ce_default_activation_function"),
         )
         function = next(filter(None, functions), "Sigmoid")

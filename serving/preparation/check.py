@@ -23,7 +23,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager, redirect_stdout, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -75,9 +75,12 @@ def main(words: list[str]) -> int:
     tritonserver."""
     # end by an exception, so that the temporary tritonserver is stopped
     signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(128 + signal.SIGTERM))
+    # only the report goes to the output; whatever a model's client.py prints goes to the errors
+    output = os.fdopen(os.dup(sys.stdout.fileno()), "w")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     settings = Settings.from_env(os.environ)
     if not settings.load_models:  # multi-model or on-demand mode: calls load the models
-        sys.stdout.write(
+        output.write(
             "nothing is wrong with the settings; archives are checked when they are loaded\n"
         )
         return 0
@@ -86,12 +89,12 @@ def main(words: list[str]) -> int:
         for repository in settings.model_repositories:
             if (repository / name).is_dir():
                 folders[name] = repository / name
-    with redirect_stdout(sys.stderr):  # a model's own client.py may print
-        report = check(settings, folders)
+    report = check(settings, folders)
     if "json" in words:
-        json.dump(asdict(report), sys.stdout)
+        json.dump(asdict(report), output)
     else:
-        sys.stdout.writelines(f"{line}\n" for line in _lines(report))
+        output.writelines(f"{line}\n" for line in _lines(report))
+    output.close()
     return 1 if report.mistakes else 0
 
 
@@ -106,7 +109,9 @@ def check(settings: Settings, folders: Mapping[str, Path]) -> Report:
             failures = dict(failures_in_tritonserver(settings, folders, whole))
     except FileNotFoundError as err:
         return Report(mistakes, whole, f"the models were not loaded: {err}")
-    mistakes += [(name, " ".join(reason.split())) for name, reason in failures.items()]
+    for name in whole:  # the others may fail too, for the reason that was found before
+        if name in failures:
+            mistakes.append((name, " ".join(failures[name].split())))
     return Report(mistakes, [name for name in whole if name not in failures])
 
 

@@ -32,8 +32,10 @@ def survey(settings: Settings, *words: str) -> Survey:
 def mistakes(settings: Settings) -> list[str]:
     """Return one line for each mistake that `serve --check` finds in the models that the settings
     name, or one that says why the check failed. Raise LayoutError if it takes too long."""
-    _, stdout, stderr = _run("check", settings, ["json"])
-    if not stdout:
+    code, stdout, stderr = _run("check", settings, ["json"])
+    if code == 0:
+        return []
+    if code != 1 or not stdout:
         return [f"its check ended: {last_line(stderr)}"]
     return [f"{name}: {mistake}" for name, mistake in json.loads(stdout)["mistakes"]]
 

@@ -31,11 +31,20 @@ def test_end_a_process_that_takes_too_long(
 
 def test_return_the_survey_and_each_mistake_of_the_check(tmp_path: Path) -> None:
     write(tmp_path / "net", WHOLE)
-    code = "print('made')\nraise RuntimeError('no client')\n"
+    code = "import os\nos.system('echo made')\nraise RuntimeError('no client')\n"
     (tmp_path / "net/client.py").write_text(code)
     assert run_preparation.survey(of(tmp_path)).models == ["net"]
     (line,) = run_preparation.mistakes(of(tmp_path))
     assert line.startswith("net: client.py: the client cannot be made: RuntimeError: no client")
+
+
+def test_report_a_model_once_that_cannot_be_read_or_staged(tmp_path: Path) -> None:
+    write(tmp_path / "net", WHOLE)
+    write(tmp_path / "sound", WHOLE)
+    (tmp_path / "net/config.pbtxt").write_text("nonsense {")
+    settings = replace(of(tmp_path), load_models=("net", "sound"))
+    lines = run_preparation.mistakes(settings)
+    assert [line for line in lines if line.startswith("net: ")] == lines[:1]
 
 
 def test_raise_an_error_for_a_mistake_in_the_layout(tmp_path: Path) -> None:
