@@ -1,1 +1,1 @@
-"""Contains Triton's Python-based backends for machines without NVIDIA's image."""
+"""Contains this project's backends for Triton, written in Python, for use without NVIDIA's image."""

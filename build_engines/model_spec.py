@@ -76,7 +76,8 @@ class ModelSpec:
 
 @dataclass(frozen=True)
 class Engine:
-    """Describes the engine that was built from 1/model.onnx or 1/model.pt.
+    """Describes what serves the model: a TensorRT plan that was built from 1/model.onnx, or the ONNX
+    or TorchScript file itself, which may be quantized.
 
     `bound_to` names what the engine depends on, such as the GPU and the version of TensorRT
     ("engine" in build.json).

@@ -30,7 +30,7 @@ LEVELS = {"b": 2, "u": 256}  # dtype.kind -> how many values a Boolean or a pixe
 
 
 class OnnxFile:
-    """A Runner for an ONNX file, in ONNX Runtime on the CPU."""
+    """Runs an ONNX file with ONNX Runtime on the CPU."""
 
     def __init__(self, path: Path) -> None:
         """Load the file. Raise BuildError if that fails."""

@@ -174,7 +174,7 @@ class Run:
 
     def __init__(self, job: Job, gateway: TritonGateway) -> None:
         self.is_cancelled = False
-        self._is_lost = False
+        self._has_died = False
         self._job = job
         self._gateway = gateway
         self._in_flight: list[Call | Responses] = []  # contains at most two calls
@@ -211,7 +211,7 @@ class Run:
                 raise SessionNotFound(job.session.id) from err
             raise
         except TritonUnavailable as err:
-            if self._is_lost:
+            if self._has_died:
                 raise BackendDied("a process of the model died before its last response") from err
             raise
         finally:
@@ -228,11 +228,11 @@ class Run:
         for call in tuple(self._in_flight):
             call.cancel()
 
-    def lose(self) -> None:
+    def end_as_died(self) -> None:
         """End the job with BackendDied, because a process of its model has died. Triton reports
         this only for calls that the process is executing, not for a stream that waits for its next
         response. Safe to call from any thread."""
-        self._is_lost = True
+        self._has_died = True
         for call in tuple(self._in_flight):
             call.cancel()
 

@@ -25,7 +25,7 @@ from simulate.endpoint import VARIANT, Call, Endpoint
 from simulate.errors import PlatformError, ValidationError
 from simulate.service_model import ASYNC, INVOKE, STREAM, passed_on
 
-TICK = 0.05  # seconds between checks whether the server should stop
+TICK = 0.05  # seconds between checks for a stop of the server
 
 
 class Api:

@@ -13,6 +13,7 @@ def _vector(network: Any, images: Any) -> tuple[Any, ...]:
     """Run the network. Return the embedding that CLIP and SigLIP compare with texts, or else the
     pooled output. Raise BuildError if the network has neither."""
     has_features = hasattr(network, "get_image_features")
+    # since transformers 5, get_image_features returns the embedding as a pooler_output
     output = network.get_image_features(images) if has_features else network(images)
     embedding = getattr(output, "image_embeds", None)
     if embedding is not None:

@@ -48,12 +48,12 @@ def stream_reply(source: Incoming, job: Job) -> Response:
     results = run.results()
     has_died = app.registry.death_check(job.served)
 
-    def check() -> None:
+    def end_if_process_died() -> None:
         if has_died():
-            run.lose()
+            run.end_as_died()
 
     if connection is not None:
-        app.hang_ups.watch(connection, run.cancel, check)
+        app.hang_ups.watch(connection, run.cancel, end_if_process_died)
     try:
         first, source.version = _first_line(job, results)
     except BaseException as err:

@@ -162,7 +162,8 @@ class Models:
 
     @cached_property
     def by_target(self) -> dict[str, Entry]:
-        """Return the models keyed by name, and archives also by their Target-Model."""
+        """Return the `current` models, keyed by name and, if they have one, also by their
+        Target-Model."""
         return {
             **self.current,
             **{entry.target: entry for entry in self.current.values() if entry.target},

@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 # The type of Slot.keep (front/admission.py), which keeps a model loaded. Its parameters are the
 # model's name and a column of the leases: that of the model's counter, or WAITING.
 Keep = Callable[[str, int], None]
-LOOK_SECONDS = 0.02  # seconds between checks whether a model that is being loaded is ready
+LOOK_SECONDS = 0.02  # seconds between looks at the state of a model that is being loaded
 WANT_SECONDS = 0.5  # seconds between requests to the manager to load that model
 
 

@@ -39,14 +39,15 @@ def _row_size(spec: TensorSpec) -> tuple[int, int]:
     return SIZES.get(spec.datatype, 1) * prod(fixed), dynamic
 
 
-def _row_bytes(specs: Iterable[TensorSpec], shape: Sequence[int]) -> int:
-    """Return the size in bytes of one row of all tensors together. If a tensor has N dynamic
-    dimensions, assume that they are as long as the last N dimensions of `shape`."""
+def _row_bytes(specs: Iterable[TensorSpec], row_shape: Sequence[int]) -> int:
+    """Return the size in bytes of one row of all tensors together. `row_shape` is the shape of one
+    row of one input. If a tensor has N dynamic dimensions, assume that they are as long as the last
+    N dimensions of that row."""
     total = 0
     for spec in specs:
         size, dynamic = _row_size(spec)
         if dynamic:
-            size *= prod(shape[-dynamic:])
+            size *= prod(row_shape[-dynamic:])
         total += size
     return total
 
@@ -81,7 +82,7 @@ class ServedModel:
 
     def input_bytes(self, shape: Sequence[int]) -> int:
         """Estimate the size in bytes of one row of all inputs together. `shape` is the shape of one
-        row of one of them. Assume that all dynamic dimensions are as long as in `shape`."""
+        row of one of them, from which the dynamic dimensions of all are taken."""
         return _row_bytes(self.model.inputs, shape)
 
     def output_bytes(self, names: Collection[str], shape: Sequence[int]) -> int:

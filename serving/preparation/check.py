@@ -26,6 +26,7 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TextIO
 
 from clients.base import Model, TensorSpec
 from serving.bodies.decoder import Decoder
@@ -70,14 +71,18 @@ class Report:
 
 def main(words: list[str]) -> int:
     """Check the models that are loaded at startup, and print the Report: as JSON with the word
-    `json`, otherwise as one line for each mistake and each model that was loaded. Return 1 if a
-    model has a mistake, else 0, even if no model could be loaded because there is no
-    tritonserver."""
+    `json`, otherwise as text. Return 1 if a model has a mistake, else 0, even if no model could be
+    loaded because there is no tritonserver."""
     # end by an exception, so that the temporary tritonserver is stopped
     signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(128 + signal.SIGTERM))
     # only the report goes to the output; whatever a model's client.py prints goes to the errors
-    output = os.fdopen(os.dup(sys.stdout.fileno()), "w")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    with os.fdopen(os.dup(sys.stdout.fileno()), "w") as output:
+        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+        return _print_report(output, as_json="json" in words)
+
+
+def _print_report(output: TextIO, as_json: bool) -> int:
+    """Check the models, print the Report to `output`, and return the exit code of `main`."""
     settings = Settings.from_env(os.environ)
     if not settings.load_models:  # multi-model or on-demand mode: calls load the models
         output.write(
@@ -90,11 +95,10 @@ def main(words: list[str]) -> int:
             if (repository / name).is_dir():
                 folders[name] = repository / name
     report = check(settings, folders)
-    if "json" in words:
+    if as_json:
         json.dump(asdict(report), output)
     else:
         output.writelines(f"{line}\n" for line in _lines(report))
-    output.close()
     return 1 if report.mistakes else 0
 
 

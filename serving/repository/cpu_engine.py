@@ -1,5 +1,4 @@
-"""Chooses the engine that runs an ONNX model on the CPU: ONNX Runtime, or OpenVINO if it can
-compute in BF16.
+"""Chooses the engine that runs an ONNX model on the CPU: ONNX Runtime or OpenVINO.
 
 The first of these that applies decides:
 
