@@ -1,1 +1,1 @@
-"""Contains this project's backends for Triton, written in Python, for use without NVIDIA's image."""
+"""Contains this project's backends for Triton, in Python, for use without NVIDIA's image."""

@@ -76,8 +76,8 @@ class ModelSpec:
 
 @dataclass(frozen=True)
 class Engine:
-    """Describes what serves the model: a TensorRT plan that was built from 1/model.onnx, or the ONNX
-    or TorchScript file itself, which may be quantized.
+    """Describes what serves the model: a TensorRT plan that was built from 1/model.onnx, or the
+    ONNX or TorchScript file itself, which may be quantized.
 
     `bound_to` names what the engine depends on, such as the GPU and the version of TensorRT
     ("engine" in build.json).

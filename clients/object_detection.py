@@ -154,7 +154,7 @@ class Client(ModelClient):
         scale = np.uint8(1) if rows.dtype == np.uint8 else np.float32(1 / 255)
         for row, pixels in zip(rows, instances, strict=True):
             fitted = Letterbox.fit(*_size(pixels), width, height).apply(pixels)
-            # copy each channel to contiguous memory before the multiplication, which halves the time
+            # copy each channel to contiguous memory before the multiplication: this halves the time
             for channel, plane in enumerate(row):
                 values = cv2.extractChannel(fitted, channel)
                 np.multiply(values, scale, out=plane, casting="same_kind")

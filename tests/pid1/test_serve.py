@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from dataclasses import replace
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
@@ -115,8 +116,12 @@ def test_report_the_last_line_of_a_failed_survey(
         serve.surveyed(Settings())
 
 
-def test_refuse_a_run_folder_too_deep_for_a_socket(tmp_path: Path) -> None:
-    done = run(SERVE_RUN_DIR=str(tmp_path / ("x" * 120)))
+def test_refuse_a_run_folder_too_deep_for_a_socket() -> None:
+    longest = 107 - len("/triton/grpc.sock:8001")
+    with tempfile.TemporaryDirectory() as folder:
+        path = f"{folder}/{'x' * (longest - len(folder))}"
+        assert len(path) == longest + 1
+        done = run(SERVE_RUN_DIR=path)
     assert (done.returncode, "SERVE_RUN_DIR" in done.stderr) == (2, True)
 
 
