@@ -163,7 +163,7 @@ class Ragged(Merge):
     the model takes, with their dtypes. `by_token` names the outputs whose second dimension is
     variable. If such an output is as long as the padded texts, `split` cuts it to the length of the
     call's own text. Texts are padded to a length that is a multiple of `multiple` tokens, but not
-    beyond `most` tokens. By default, they are padded to the longest one."""
+    beyond `most` tokens, unless one of them is longer; `most` 0 pads them only to the longest."""
 
     def __init__(
         self,

@@ -41,8 +41,8 @@ def _row_size(spec: TensorSpec) -> tuple[int, int]:
 
 def _row_bytes(specs: Iterable[TensorSpec], row_shape: Sequence[int]) -> int:
     """Return the size in bytes of one row of all tensors together. `row_shape` is the shape of one
-    row of one input. If a tensor has N dynamic dimensions, assume that they are as long as the last
-    N dimensions of that row."""
+    row of one input, or () if it is not known yet. Assume that N dynamic dimensions of a tensor are
+    as long as the last N of that row, which skips fixed ones before them, such as channels."""
     total = 0
     for spec in specs:
         size, dynamic = _row_size(spec)

@@ -47,7 +47,7 @@ CHANNEL_OPTIONS = [
     ("grpc.max_reconnect_backoff_ms", 250),
     ("grpc.use_local_subchannel_pool", 1),
 ]
-METRICS_SECONDS = 1.0  # the time limit for Triton's metrics; a scraper waits 2 s
+METRICS_SECONDS = 1.0  # time limit for each read of Triton's metrics; a scraper waits 2 s
 NOWHERE = Path("/nonexistent")
 ERRORS: dict[grpc.StatusCode, type[ServingError]] = {  # any other status means InferenceFailed
     grpc.StatusCode.INVALID_ARGUMENT: InvalidRequest,
