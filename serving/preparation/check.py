@@ -78,10 +78,10 @@ def main(words: list[str]) -> int:
     # only the report goes to the output; whatever a model's client.py prints goes to the errors
     with os.fdopen(os.dup(sys.stdout.fileno()), "w") as output:
         os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-        return _print_report(output, as_json="json" in words)
+        return _check_and_print(output, as_json="json" in words)
 
 
-def _print_report(output: TextIO, as_json: bool) -> int:
+def _check_and_print(output: TextIO, as_json: bool) -> int:
     """Check the models, print the Report to `output`, and return the exit code of `main`."""
     settings = Settings.from_env(os.environ)
     if not settings.load_models:  # multi-model or on-demand mode: calls load the models

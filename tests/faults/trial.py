@@ -43,10 +43,13 @@ def under_load(
         "SERVE_REQUEST_TIMEOUT": str(deadline),
     }
     server = Confined(folder, folder / "models", **variables)
-    server.wait_ready()
-    with Callers(server.url, learn(server), callers=6, deadline=deadline, pause=pause) as callers:
-        yield server, callers
-    assert server.stop() == 0
+    try:
+        calls = learn(server.wait_ready())
+        with Callers(server.url, calls, callers=6, deadline=deadline, pause=pause) as callers:
+            yield server, callers
+    finally:
+        code = server.stop()
+    assert code == 0
     server.wait_gone()
     assert logged_twice(server.log, "fault") == []
 
