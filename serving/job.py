@@ -175,6 +175,7 @@ class Run:
     def __init__(self, job: Job, gateway: TritonGateway) -> None:
         self.is_cancelled = False
         self._has_died = False
+        self._is_given_up = False
         self._job = job
         self._gateway = gateway
         self._in_flight: list[Call | Responses] = []  # contains at most two calls
@@ -215,26 +216,37 @@ class Run:
                 raise BackendDied("a process of the model died before its last response") from err
             raise
         finally:
-            # Close calls that are still in flight after an error, or because the caller has left.
-            # Triton finishes a call anyway if its inputs are in shared memory (Call).
+            # Close the calls that are still in flight after an error, or because the caller has
+            # left. This waits until Triton has answered them, or has ended their streams.
+            self._is_given_up = True
             for call in self._in_flight:
                 call.close()
             self._reserved.shrink()
 
     def cancel(self) -> None:
-        """Cancel the job in Triton because its caller has disconnected. Safe to call from any
-        thread."""
+        """End the job because its caller has disconnected. Safe to call from any thread."""
         self.is_cancelled = True
-        for call in tuple(self._in_flight):
-            call.cancel()
+        self.give_up()
 
     def end_as_died(self) -> None:
         """End the job with BackendDied, because a process of its model has died. Triton reports
         this only for calls that the process is executing, not for a stream that waits for its next
         response. Safe to call from any thread."""
         self._has_died = True
+        self.give_up()
+
+    def give_up(self) -> None:
+        """End the calls in flight early, because nobody wants their replies. A stream that is busy
+        is not cancelled (Responses), so `check` repeats this."""
+        self._is_given_up = True
         for call in tuple(self._in_flight):
-            call.cancel()
+            call.give_up()
+
+    def check(self) -> None:
+        """Give the calls in flight up again if they have been given up. Call this regularly, from
+        any thread."""
+        if self._is_given_up:
+            self.give_up()
 
     def _begin(self, before: Step | None) -> tuple[Step, Call | Responses]:
         """Prepare the step that follows `before`, and return it with its call. The call has been
@@ -259,9 +271,8 @@ class Run:
                 self._in_flight.append(call)
                 if sends_now:
                     call.send()
-        # cancel() may have been called before this call was added to _in_flight
-        if self.is_cancelled:
-            self.cancel()
+        # give_up() may have been called before this call was added to _in_flight
+        self.check()
         return step, self._in_flight[-1]
 
     def _begin_ahead(self, step: Step) -> tuple[Step, Call | Responses] | None:

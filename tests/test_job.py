@@ -69,8 +69,8 @@ class Call:
         for _ in range(self.times):
             yield InferReply("1", self.request.inputs)
 
-    def cancel(self) -> None:
-        self.log.append(f"cancel {self.number}")
+    def give_up(self) -> None:
+        self.log.append(f"give up {self.number}")
 
     def close(self) -> None:
         self.log.append(f"close {self.number}")
@@ -164,12 +164,15 @@ def test_close_calls_if_a_later_step_is_wrong() -> None:
     assert job.log == ["prepare 1", "send 1", "close 1"]
 
 
-def test_cancel_all_calls_of_a_cancelled_run() -> None:
+def test_give_up_all_calls_of_a_cancelled_run_again_and_again() -> None:
     job = Steps(2, STREAM)
     run = Run(job, Gateway(job.log))
     results = run.results()
     next(results)
+    run.check()
+    assert job.log[-1] == "finish [1]"
     run.cancel()
-    assert job.log[-1] == "cancel 1"
+    run.check()
+    assert job.log[-2:] == ["give up 1", "give up 1"]
     list(results)
-    assert job.log[job.log.index("prepare 2") + 1] == "cancel 2"
+    assert job.log[job.log.index("prepare 2") + 1] == "give up 2"

@@ -48,17 +48,18 @@ def stream_reply(source: Incoming, job: Job) -> Response:
     results = run.results()
     has_died = app.registry.death_check(job.served)
 
-    def end_if_process_died() -> None:
+    def check() -> None:
         if has_died():
             run.end_as_died()
+        run.check()
 
     if connection is not None:
-        app.hang_ups.watch(connection, run.cancel, end_if_process_died)
+        app.hang_ups.watch(connection, run.cancel, check)
     try:
         first, source.version = _first_line(job, results)
     except BaseException as err:
-        app.hang_ups.forget(connection)
         results.close()
+        app.hang_ups.forget(connection)
         if run.is_cancelled:
             return Response(status=CALLER_LEFT)
         if not isinstance(err, InferenceFailed):

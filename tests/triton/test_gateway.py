@@ -1,9 +1,13 @@
 """Tests that every error of Triton and gRPC is translated to an error of this project."""
 
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
 import grpc
 import numpy as np
 import pytest
-from tritonclient.grpc import model_config_pb2
+from tritonclient.grpc import model_config_pb2, service_pb2
 
 from serving.errors import (
     InferenceFailed,
@@ -179,3 +183,36 @@ def test_round_bfloat16_to_the_nearest_even() -> None:
         0x3F800000,
         0x3F820000,
     ]
+
+
+class Stream:
+    """A stream of `count` responses that must not be cancelled."""
+
+    def __init__(self, count: int) -> None:
+        self.left = count
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        if self.left == 0:
+            raise StopIteration
+        self.left -= 1
+        return service_pb2.ModelStreamInferResponse()
+
+    def cancel(self) -> None:
+        raise AssertionError("cancelled")
+
+
+def test_read_a_stream_to_its_end_instead_of_cancelling_it_while_it_sends() -> None:
+    gateway, stream = TritonGateway("unix:/nonexistent", timeout=1.0), Stream(5)
+    stub = SimpleNamespace(ModelStreamInfer=lambda *_, **__: stream)
+    gateway.__dict__["stub"] = stub
+    responses = gateway.stream(InferRequest("m", "", (Tensor.of("x", np.zeros(1)),)))
+    next(responses)
+    responses.give_up()
+    with pytest.raises(TritonUnavailable):
+        next(responses)
+    assert stream.left == 3
+    responses.close()
+    assert stream.left == 0

@@ -153,10 +153,6 @@ class Answer:
         else:
             self._callbacks.append(callback)
 
-    def cancel(self) -> None:
-        """End the call on gRPC's side. Triton learns of it only later."""
-        self.arrive()
-
     def result(self, timeout: float) -> Any:
         if not self._is_done:
             raise grpc.FutureTimeoutError
@@ -205,7 +201,7 @@ def lendable(regions: Regions) -> set[str]:
 
 
 @pytest.mark.parametrize("steps", [*permutations(["leave", "answer", "forget"])], ids=" ".join)
-@pytest.mark.parametrize("leave", [Call.result, Call.cancel])
+@pytest.mark.parametrize("leave", [Call.result, Call.close])
 def test_reuse_a_region_only_after_triton_has_answered(
     regions: Regions, steps: tuple[str, ...], leave: Callable[[Call], Any]
 ) -> None:
@@ -235,7 +231,7 @@ def test_never_reuse_the_region_of_an_unanswered_call(regions: Regions) -> None:
     (file,) = regions.files()
     with pytest.raises(TritonTimeout):
         call.result()
-    call.cancel()
+    call.close()
     regions.memory.trim()
     assert file.name not in lendable(regions)
     assert file.read_bytes() == numbers(2).tobytes()
@@ -245,8 +241,8 @@ def test_free_the_region_of_a_call_that_was_not_sent_at_once(regions: Regions) -
     gateway, _ = gateway_to(regions)
     call = call_of(gateway)
     (file,) = regions.files()
-    call.cancel()
-    call.cancel()
+    call.close()
+    call.close()
     assert file.name in lendable(regions)
 
 
