@@ -17,8 +17,8 @@ from serving.triton.connection import NOWHERE, TOO_LATE, Connection, RegionUnkno
 from serving.triton.shared_memory import LEAST, Region, SharedMemory
 from serving.triton.tensors import InferReply, InferRequest
 
-# A stream is cancelled only if no response has arrived for this many seconds. Triton survived all of
-# 88,000 such cancellations of streams with a response every 12 or 30 ms.
+# A stream is cancelled only if no response has arrived for this many seconds. With a response every
+# 12 or 30 ms, Triton survived 88,000 such cancellations.
 QUIET_SECONDS = 0.01
 
 
