@@ -120,5 +120,5 @@ def _cgroup_folders(root: Path, controller: str) -> Iterator[Path]:
             if controller in controllers.split(","):
                 group = Path(path.lstrip("/"))
     for folder in (group, *group.parents):
-        if ".." not in folder.parts:
+        if ".." not in folder.parts:  # else the group is outside the namespace, and has no folder
             yield root / "sys/fs/cgroup" / controller / folder

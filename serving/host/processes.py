@@ -37,8 +37,8 @@ def dying_with_us(signal_name: str) -> tuple[str, ...]:
 
 def remove_leftovers(pattern: str, program: str, since: float) -> None:
     """Remove the current user's folders that match the glob `pattern` and were not modified
-    before `since`. Do nothing if another process called `program` runs, because the folders may
-    belong to it."""
+    before `since`, in seconds since 1970. Do nothing if another process called `program` runs,
+    because the folders may belong to it."""
     folders = glob.glob(pattern)  # noqa: PTH207
     if not folders:
         return
@@ -80,7 +80,7 @@ def memory_used_by(pid: int) -> int:
 
 def memory_by_model(server: int) -> dict[str, int]:
     """Return how many bytes of unreclaimable memory the stubs of each model hold, keyed by Triton's
-    name for the model. The key "" stands for tritonserver itself."""
+    name for the model. The key "" stands for tritonserver itself, whose process id is `server`."""
     sizes = {"": _memory(server, b"RssAnon:") + _memory(server, b"RssShmem:")}
     stubs = Stubs()
     stubs.look(server)
@@ -163,8 +163,8 @@ class Stubs:
 
     def look(self, server: int) -> list[tuple[Stub, str]]:
         """Return the stubs that have died, except those that an earlier call returned, each with a
-        description of how it ended. A stub counts as dead only if two calls find it dead, because
-        tritonserver may be about to reap it."""
+        description of how it ended. `server` is tritonserver's process id. A stub counts as dead
+        only if two calls find it dead, because tritonserver may be about to reap it."""
         seen_before = self._seen
         zombies_before = self._zombies
         dead: list[tuple[Stub, str]] = []

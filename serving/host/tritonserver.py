@@ -70,8 +70,9 @@ def only_python_backends(folder: Path) -> bool:
 
 
 def command(flags: Mapping[str, object], backends: Path, prefix: str) -> list[str]:
-    """Return tritonserver's command line. The names of the files that Python backends create in
-    /dev/shm begin with `prefix`. Raise FileNotFoundError if there is no tritonserver."""
+    """Return tritonserver's command line. `backends` is the folder that contains the backends. The
+    names of the files that Python backends create in /dev/shm begin with `prefix`. Raise
+    FileNotFoundError if there is no tritonserver."""
     words = [str(binary())]
     words += [f"--{name}={value}" for name, value in flags.items()]
     if only_python_backends(backends):  # repository/completion.py completes configurations instead

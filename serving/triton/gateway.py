@@ -120,7 +120,7 @@ class Call:
         """Send the call, if it has not been sent, and wait for the answer."""
         try:
             if self._regions and not self._future:
-                self.send()
+                self.send()  # the call has no deadline in Triton, so only a future can time out
             if self._future:
                 return self._future.result(self._end - monotonic())
             return self._send_in_message()
@@ -137,7 +137,8 @@ class Call:
 
     def _call(self, infer: Any) -> Any:
         """Call `infer`, a function of gRPC's stub that returns either the answer or a future. Set
-        `_end` to the time (time.monotonic) at which the caller gives up."""
+        `_end` to the time (time.monotonic) at which the caller gives up. Raise TooLate if the
+        deadline has passed."""
         regions = {name: region.name for name, region in self._regions.items()}
         seconds = self._deadline.left(self._gateway.timeout)
         self._end = monotonic() + seconds
@@ -178,13 +179,16 @@ class Responses:
         self._deadline = deadline
         self._call = self._send()
         self._has_begun = self._has_failed = self._is_given_up = False
-        # since when the reading thread waits for a response (time.monotonic())
+        # when the reading thread began to wait for a response (time.monotonic()), or inf if it does
+        # not wait
         self._waits_since = math.inf
 
     def __iter__(self) -> "Responses":
         return self
 
     def __next__(self) -> InferReply:
+        """Wait for the next response. Raise a ServingError or BackendDied. After `give_up`, raise
+        TritonUnavailable instead of returning a response."""
         # do not send the request again if a response has already arrived
         again = None if self._has_begun else self._send_again
         self._waits_since = monotonic()

@@ -99,7 +99,7 @@ class InferRequest:
             else:
                 message.raw_input_contents.append(bytes(tensor.data))
         for name, value in self.parameters.items():
-            setattr(message.parameters[name], _FIELDS[type(value)], value)
+            setattr(message.parameters[name], _PARAMETER_FIELDS[type(value)], value)
         for name in self.outputs:
             message.outputs.add(name=name)
         return message
@@ -130,7 +130,13 @@ class InferReply:
         return {tensor.name: tensor.array() for tensor in self.outputs}
 
 
-_FIELDS = {bool: "bool_param", int: "int64_param", float: "double_param", str: "string_param"}
+# the fields of a gRPC message that hold parameters of these types
+_PARAMETER_FIELDS = {
+    bool: "bool_param",
+    int: "int64_param",
+    float: "double_param",
+    str: "string_param",
+}
 
 
 def to_raw(array: Array, datatype: str = "") -> bytes | memoryview:
@@ -139,6 +145,7 @@ def to_raw(array: Array, datatype: str = "") -> bytes | memoryview:
     if datatype == "BF16":
         array = array.astype(BF16)  # rounds to the nearest value, ties to even
     if array.dtype.kind in "OSU":
+        # an array that contains one bytes object, or nothing if `array` is empty
         serialized = serialize_byte_tensor(array)
         return bytes(serialized.item()) if serialized.size else b""
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
