@@ -96,8 +96,8 @@ class Budget:
             )
 
     def grow(self, answer: Reservation, size: int) -> None:
-        """Reserve memory for an answer that is written piece by piece and now has `size` bytes.
-        Raise PayloadTooLarge or Overloaded."""
+        """Increase `answer`, the reservation for a reply that is written piece by piece, because
+        the reply now has `size` bytes. Raise PayloadTooLarge or Overloaded."""
         self.check_output(size)
         answer.grow(WRITTEN * size, "the answer")
 
@@ -163,7 +163,8 @@ def turn(length: int) -> AbstractContextManager[Any]:
 
 
 def json_turn(data: bytes) -> AbstractContextManager[Any]:
-    """Reserve memory for a JSON text, and return the lock to hold while parsing it."""
+    """Reserve memory for a JSON text until the request leaves its slot, and return the lock to hold
+    while parsing the text. Raise PayloadTooLarge or Overloaded."""
     admit_json(data)
     return turn(len(data))
 

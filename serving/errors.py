@@ -166,8 +166,8 @@ class ServingError(Exception):
         return {"code": self.code, "facts": self.args}
 
     def fields(self) -> dict[str, str]:
-        """Return the code and the message. A long message is truncated, because it may quote the
-        caller's input."""
+        """Return the fields of an error reply: `error`, the message, and `code`. A long message is
+        truncated, because it may quote the caller's input."""
         text = str(self)
         if len(text) > LONGEST:
             text = f"{text[:LONGEST]}…"

@@ -159,6 +159,7 @@ def _call_bytes(served: ServedModel, step: Step) -> int:
     shapes = [tensor.shape for tensor in step.inputs]
     rows = 1
     if served.model.max_batch_size:
+        # Triton rejects a call whose inputs have different numbers of rows
         rows = min((shape[0] for shape in shapes if shape), default=1)
         shapes = [shape[1:] for shape in shapes]
     smallest = min(shapes, key=prod, default=())
@@ -217,7 +218,8 @@ class Run:
             raise
         finally:
             # Close the calls that are still in flight after an error, or because the caller has
-            # left. This waits until Triton has answered them, or has ended their streams.
+            # left. This waits until Triton has answered them, or has ended their streams. Meanwhile
+            # `check`, which another thread calls, cancels the streams that are quiet.
             self._is_given_up = True
             for call in self._in_flight:
                 call.close()

@@ -163,14 +163,14 @@ class Session:
             if SEQUENCE_END in fields
         ]
         # a caller may return the header of our reply unchanged, including Expires
-        name = header.partition(";")[0].strip()
-        if not name:
+        session_id = header.partition(";")[0].strip()
+        if not session_id:
             return None
-        starts = name == NEW_SESSION
+        starts = session_id == NEW_SESSION
         if starts:
-            name = sequencing.new_id()
-        sequencing.parse_id(name)  # raises an error if the id is invalid
-        return cls(sequencing, name, starts, any(ends))
+            session_id = sequencing.new_id()
+        sequencing.parse_id(session_id)  # raises an error if the id is invalid
+        return cls(sequencing, session_id, starts, any(ends))
 
     def parameters(
         self, first: bool = True, last: bool = True
