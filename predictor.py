@@ -97,7 +97,8 @@ def invoke(name: str) -> Response:
 
 def infer(read: Callable[[Incoming], Body], route: Target) -> Response:
     """Answer an inference request. `read` parses the body. `route` is the model that the path or
-    the header Target-Model names."""
+    the header Target-Model names. An error is answered here, not by Flask's error handler, so that
+    the reply has the same headers, and the request is counted."""
     source = incoming()
     app = services()
     started = perf_counter()

@@ -8,4 +8,5 @@ from serving.settings.settings import SECRETS, Settings
 settings = Settings.from_env(os.environ)
 for name in SECRETS:  # hide the secrets from models' clients and from programs that they start
     os.environ.pop(name, None)
-app = create_app(settings, settings.shared_memory_file.read_text(encoding="utf-8"))
+shared_prefix = settings.shared_memory_file.read_text(encoding="utf-8")  # written by `serve`
+app = create_app(settings, shared_prefix)

@@ -53,7 +53,7 @@ class Admission:
         self.row = 0
         self.last_active = 0.0  # when a request of this worker last began or ended (time.monotonic)
         self.freed = 0  # bytes that requests of this worker have given back since it started
-        self._rows: dict[int, int] = {}
+        self._rows: dict[int, int] = {}  # the row of each live worker, known to gunicorn's master
 
     def clear(self) -> None:
         """Clear the counts that a previous gunicorn left behind."""

@@ -29,8 +29,10 @@ class HangUps:
         on_close: Callable[[], None],
         check: Callable[[], None] = lambda: None,
     ) -> None:
-        """Call `on_close` once if the other side closes the connection, and `check` regularly.
-        `forget` must be called before this side closes it."""
+        """Call `on_close` once if the other side closes the connection, and `check` regularly. Both
+        are called in the one thread for all streams, with the lock held. So they must be quick,
+        raise nothing, and call neither `watch` nor `forget`. `forget` must be called before this
+        side closes the connection."""
         with self._lock:
             if self._epoll is None:
                 self._epoll = select.epoll()

@@ -27,8 +27,10 @@ NOT_LISTENING = (BlockingIOError, ConnectionRefusedError, FileNotFoundError)
 def ask_manager(
     settings: Settings, method: str, path: str, seconds: float, **fields: str
 ) -> JsonObject:
-    """Send a request to the model manager, and return its reply. If the manager is just starting,
-    wait for it. Raise the error that it returns, or ModelNotReady if it does not answer."""
+    """Send a request with the JSON object `fields` to the model manager, and return its reply.
+    `seconds` is the time limit of each socket operation. If the manager is just starting, wait up
+    to MANAGER_SECONDS for it. Raise the error that it returns, or ModelNotReady if it does not
+    answer."""
     try:
         return _exchange(settings, method, path, seconds, **fields)
     except OSError as err:
@@ -53,8 +55,7 @@ def want_model(settings: Settings, name: str) -> None:
 def _exchange(
     settings: Settings, method: str, path: str, seconds: float, **fields: str
 ) -> JsonObject:
-    """Send a request to the model manager, and return its reply. Raise the error that it returns,
-    or OSError if it does not answer."""
+    """Do what `ask_manager` does, but raise OSError if the manager does not answer."""
     # Send no body with a GET. The manager would not read it, and closing a socket with unread data
     # resets the connection.
     body = orjson.dumps(fields) if fields else None

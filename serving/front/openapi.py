@@ -171,17 +171,17 @@ def _body_content(path: str, clients: JsonObject) -> JsonObject:
         if body is Pipeline:
             content["image/*"] = {"schema": FILE}
         return content
-    of_clients = [_reference(f"schemas/{name}") for name in clients]
+    client_schemas = [_reference(f"schemas/{name}") for name in clients]
     if path == shown_path(PREDICT):
-        return _json({"anyOf": of_clients})
+        return _json({"anyOf": client_schemas})
     if path.startswith("/v2/"):
         kind = "Tensors" if path.endswith("/infer") else "Flat"
         shape = _reference(f"schemas/{kind}")
         if "{version}" in path:
             shape = {"allOf": [shape, {"not": {"required": [VERSION_KEY]}}]}
         return _json(shape)
-    of_shapes = [_reference(f"schemas/{shape.__name__}") for shape in SHAPES]
-    content = _json({"anyOf": [*of_clients, *of_shapes]})
+    shape_schemas = [_reference(f"schemas/{shape.__name__}") for shape in SHAPES]
+    content = _json({"anyOf": [*client_schemas, *shape_schemas]})
     content[JSON_TYPE]["examples"] = _examples(clients)
     return content | _other_content(clients)
 
@@ -227,20 +227,20 @@ def _schemas(clients: JsonObject) -> dict[str, JsonObject]:
     with `instances`."""
     shapes = (*SHAPES, Instances, *dict.fromkeys(JSON_BODIES.values()))
     _, schemas = schema_components(shapes, ref_template="#/components/schemas/{name}")
-    of_instances = schemas.pop("Instances")
+    instances_shape = schemas.pop("Instances")
     # A flat object must contain an input. None of the properties that Flat declares is one, so at
     # least one other key is required.
-    of_others = {"propertyNames": {"enum": [*schemas["Flat"]["properties"]]}}
-    schemas["Flat"]["allOf"] = [{"not": of_others}]
+    has_only_declared = {"propertyNames": {"enum": [*schemas["Flat"]["properties"]]}}
+    schemas["Flat"]["allOf"] = [{"not": has_only_declared}]
     # a body may name its model under only one of the keys
-    for schema in (*schemas.values(), of_instances):
+    for schema in (*schemas.values(), instances_shape):
         if schema.get("properties", {}).keys() >= {*NAME_KEYS}:
             schema["not"] = {"required": [*NAME_KEYS]}
     schemas["Error"] = _object(error=TEXT, code=TEXT, request_id=TEXT)
     error = _object(message=TEXT, type=TEXT, code=TEXT)
     schemas[f"{OPENAI_FORM}Error"] = _object(error=error)
     for name, client in clients.items():
-        schemas[name] = _instances_schema(name, client, of_instances)
+        schemas[name] = _instances_schema(name, client, instances_shape)
     return schemas
 
 

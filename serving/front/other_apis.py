@@ -60,7 +60,7 @@ def other_api_routes(infer: Callable[[Callable[[Incoming], Body], Target], Respo
             return infer(partial(read_api, body), target)
 
         answer.__doc__ = body.__doc__  # for /openapi.json
-        routes.add_url_rule(path, path, answer, methods=["POST"])
+        routes.add_url_rule(path, endpoint=path, view_func=answer, methods=["POST"])
 
     def predict(name: str) -> Response:
         """Answer {"instances": […]} with {"predictions": […]}, as KServe v1 does."""

@@ -27,7 +27,7 @@ from serving.front.incoming import incoming
 from serving.front.services import services
 
 log = logging.getLogger(__name__)
-FOR_THE_MANAGER = "examples.answer_example"
+FOR_THE_MANAGER = "examples.answer_example"  # the endpoint that only the model manager may call
 # errors on these paths have OpenAI's format
 OPENAI = re.compile(r"/v1/(?!models/.*:predict$)")
 

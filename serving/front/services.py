@@ -44,7 +44,8 @@ class Services:
             shared_prefix=shared_prefix,
             shared_limit=shared_limit // settings.all_workers,
         )
-        # `serve` makes the run folder absolute; without `serve`, there is no file of leases in it
+        # Only `serve` makes the path of the run folder absolute. Without `serve`, no other process
+        # shares the leases.
         has_run_folder = settings.run_dir.is_absolute()
         leases = settings.leases_file if has_run_folder else None
         self.admission = Admission(

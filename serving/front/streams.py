@@ -76,6 +76,7 @@ def stream_reply(source: Incoming, job: Job) -> Response:
     response = SelfClosingResponse(pieces, mimetype=job.request.stream, headers=STREAM_HEADERS)
     if job.session:
         response.headers.update(job.session.headers())
+    # in this order, because `results.close` waits for a stream that only `check` may end early
     response.call_on_close(results.close)
     response.call_on_close(partial(app.hang_ups.forget, connection))
     return response
