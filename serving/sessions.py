@@ -22,7 +22,7 @@ SEQUENCE_ID = "sequence_id"
 SEQUENCE_START = "sequence_start"
 SEQUENCE_END = "sequence_end"
 SEQUENCE_PARAMETERS = {SEQUENCE_ID, SEQUENCE_START, SEQUENCE_END}
-LONGEST_NAME = 128  # bytes of an id that is a string (Triton's correlation_id.h)
+LONGEST_ID = 128  # bytes of an id that is a string (Triton's correlation_id.h)
 FLAGS = {"true": True, "1": True, "false": False, "0": False}
 # The numbers that are valid ids, keyed by the datatype of CORRID in config.pbtxt. UINT64 stops at
 # 2**63, because Triton does not accept an id as an unsigned gRPC parameter.
@@ -58,7 +58,7 @@ class Sequencing:
         return range(first, end)
 
     @property
-    def has_names(self) -> bool:
+    def accepts_strings(self) -> bool:
         """Return whether ids may be strings."""
         return self.id_types <= {"BYTES"}
 
@@ -66,8 +66,8 @@ class Sequencing:
         """Return a new random id, which is hard to guess unless its datatype has only 32 bits. The
         id is never 0, because 0 means "no sequence" to Triton."""
         if self.id_types == {"BYTES"}:
-            return secrets.token_hex(LONGEST_NAME // 2)
-        if self.has_names:
+            return secrets.token_hex(LONGEST_ID // 2)
+        if self.accepts_strings:
             return uuid.uuid4().hex
         # if no number is valid, return one that parse_id refuses
         largest = max(1, self.numbers.stop - 1)
@@ -76,7 +76,7 @@ class Sequencing:
     def parse_id(self, text: str) -> int | str:
         """Parse an id that a caller sent in a header. Raise InvalidRequest if Triton accepts no
         such string, and SessionNotFound if the id does not fit the datatypes or is 0."""
-        if self.has_names:
+        if self.accepts_strings:
             _check_id(text)
             if not self._fills_buffer(text):
                 raise SessionNotFound(text)
@@ -90,7 +90,7 @@ class Sequencing:
         """Return whether an id fills the fixed-size buffer in which Triton passes it to the model,
         or no model receives the id. After a shorter id, the model would read leftover memory
         (quirks.py)."""
-        return not self.id_types or len(sequence_id.encode()) == LONGEST_NAME
+        return not self.id_types or len(sequence_id.encode()) == LONGEST_ID
 
     def parse_parameter(self, name: str, value: object) -> bool | int | str:
         """Convert the value of the parameter `name`, one of SEQUENCE_PARAMETERS, to the type that
@@ -99,15 +99,15 @@ class Sequencing:
             return read_flag(name, value)
         if type(value) is int and value in self.numbers:
             return value
-        if type(value) is str and self.has_names:
+        if type(value) is str and self.accepts_strings:
             _check_id(value)
             if self._fills_buffer(value):
                 return value
         kinds = []
         if self.numbers:
             kinds.append(f"a whole number from {self.numbers.start} to {self.numbers.stop - 1}")
-        if self.has_names:
-            kinds.append(f"a string of {LONGEST_NAME} bytes" if self.id_types else "a string")
+        if self.accepts_strings:
+            kinds.append(f"a string of {LONGEST_ID} bytes" if self.id_types else "a string")
         expected = " or ".join(kinds) or "of one type: parts of the ensemble disagree about it"
         raise InvalidRequest(
             f"parameter '{name}' must be {expected}, as the model's sequences have it (CORRID in "
@@ -128,9 +128,9 @@ def _check_id(sequence_id: str) -> None:
     """Raise InvalidRequest if the id is too long for Triton, or if it contains a NUL character,
     because Triton would cut the id there."""
     length = len(sequence_id.encode())
-    if length > LONGEST_NAME:
+    if length > LONGEST_ID:
         raise InvalidRequest(
-            f"the session's id has {length} bytes, at most {LONGEST_NAME} are allowed"
+            f"the session's id has {length} bytes, at most {LONGEST_ID} are allowed"
         )
     if "\0" in sequence_id:
         raise InvalidRequest(

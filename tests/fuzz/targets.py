@@ -33,7 +33,7 @@ from serving.repository.completion import is_complete
 from serving.repository.locate_archive import locate
 from serving.repository.model_config import backend_of, parse_config, parts_of
 from serving.request import Request, Target
-from serving.sessions import LONGEST_NAME, SEQUENCE_ID, SEQUENCE_PARAMETERS, Sequencing, Session
+from serving.sessions import LONGEST_ID, SEQUENCE_ID, SEQUENCE_PARAMETERS, Sequencing, Session
 from serving.settings.settings import Settings
 from serving.triton.tensors import InferRequest, Tensor
 from tests.bodies.echo import Echo, Ones
@@ -235,8 +235,8 @@ def check_sequence(served: ServedModel, sent: Mapping[str, Any]) -> None:
         else:
             fits = kind == "string_param" and sequencing.id_types <= {"BYTES"}
             length = len(value.encode())
-            fits = fits and length <= LONGEST_NAME and "\0" not in value
-            fits = fits and (length == LONGEST_NAME or not sequencing.id_types)
+            fits = fits and length <= LONGEST_ID and "\0" not in value
+            fits = fits and (length == LONGEST_ID or not sequencing.id_types)
         if not fits:
             raise AssertionError(f"{sequencing.id_types} get {name} {value!r}")
 
