@@ -97,9 +97,10 @@ class Slot:
     def __init__(self, admission: Admission) -> None:
         self._admission = admission
         self.size = 0
-        self._counted = 0  # this slot's bytes in the shared counter: `size`, give or take SMALL
+        # this slot's bytes in the shared counter, which differ from `size` by less than SMALL
+        self._counted = 0
         self._column = -1  # the column of the model's counter, or -1 without a model
-        self._model_bytes = 0  # in the model's counter: `size` when `keep` was called
+        self._model_bytes = 0  # this slot's bytes in the model's counter: `size` at the last `keep`
 
     def take(self, size: int, step: str) -> None:
         """Add `size` bytes of memory, which a step is about to take, to the account. Raise

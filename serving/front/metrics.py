@@ -66,7 +66,8 @@ class Metrics:
                     model = OTHER
                     version = ""
         self._requests(model, version, response.status_code).inc()
-        # do this before `_seconds`: otherwise a scrape could count a miss as a hit (monitoring.py)
+        # Count the stages before `_seconds`. Otherwise a scrape could mistake a request that waited
+        # for its model for one that did not (_hit_counter in monitoring.py).
         for stage, spent in source.timings.items():
             self._stages(model, stage).observe(spent)
         self._seconds(model).observe(seconds)
