@@ -102,4 +102,6 @@ def _read_tensor_body(source: Incoming) -> TensorBody:
 
 
 def _read_flat(source: Incoming, stream: str = "") -> FlatBody:
+    """Parse the body of a request to …/generate or …/generate_stream. Raise a ServingError or an
+    HTTPException."""
     return FlatBody(read(JsonObject, source.whole_body()), generates=True, stream=stream)

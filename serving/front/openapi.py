@@ -166,6 +166,7 @@ def _json(schema: JsonObject) -> JsonObject:
 
 
 def _body_content(path: str, clients: JsonObject) -> JsonObject:
+    """Return the `content` of a body that is sent to this path: each media type with its schema."""
     if body := JSON_BODIES.get(path):
         content = _json(_reference(f"schemas/{body.__name__}"))
         if body is Pipeline:
@@ -187,7 +188,7 @@ def _body_content(path: str, clients: JsonObject) -> JsonObject:
 
 
 def _other_content(clients: JsonObject) -> JsonObject:
-    """Return the `content` of a body that is not JSON: each media type with its schema."""
+    """Return the part of the `content` of a body for /invocations that is not JSON."""
     kinds = {*LINES_TYPES, NPY_TYPE, BINARY_TYPE}
     for client in clients.values():
         kinds.update(client.codec.media_types)
@@ -197,11 +198,12 @@ def _other_content(clients: JsonObject) -> JsonObject:
 
 
 def _examples(clients: JsonObject) -> JsonObject:
+    """Return a body for each client whose example is the same for all models."""
     examples = {}
     for name, client in clients.items():
         data = getattr(client, "example", None)
         part = client.codec.part
-        if isinstance(data, bytes):  # otherwise the example depends on the model
+        if isinstance(data, bytes):  # otherwise each model has its own
             instance = {part: base64.b64encode(data).decode()} if part else data.decode()
             examples[name] = {"value": {"model_name": "NAME", "instances": [instance]}}
     return examples

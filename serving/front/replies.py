@@ -85,6 +85,8 @@ def _openai_error(fields: Mapping[str, str], status: int) -> dict[str, str | Non
 
 
 def _http_error(error: HTTPException) -> Response:
+    """Return the reply to an error that Flask or werkzeug raised. If this project has no error like
+    it, the reply has the code invalid_request and werkzeug's status."""
     path = incoming().path
     if isinstance(error, exceptions.NotFound):
         routes = ", ".join(sorted({route for route, _ in public_routes()}))

@@ -64,11 +64,7 @@ def stream_reply(source: Incoming, job: Job) -> Response:
             return Response(status=CALLER_LEFT)
         if not isinstance(err, InferenceFailed):
             raise
-        failure = error_reply(err)
-        _, error_event = FORMATS[job.request.stream]
-        failure.data = error_event % failure.data
-        failure.mimetype = job.request.stream
-        return failure
+        return _failed_stream(err, job.request.stream)
     if connection is not None:
         connection.settimeout(WRITE_SECONDS)
     lines = chain(first, map(job.line, results))
@@ -80,6 +76,15 @@ def stream_reply(source: Incoming, job: Job) -> Response:
     response.call_on_close(results.close)
     response.call_on_close(partial(app.hang_ups.forget, connection))
     return response
+
+
+def _failed_stream(error: InferenceFailed, media_type: str) -> Response:
+    """Return a reply with the error's status, whose only event is the error."""
+    reply = error_reply(error)
+    _, error_event = FORMATS[media_type]
+    reply.data = error_event % reply.data
+    reply.mimetype = media_type
+    return reply
 
 
 def response_of(source: Incoming, reply: Reply) -> Response:

@@ -150,18 +150,19 @@ class Call:
         """Give the regions back. If the call was sent and Triton has not answered yet, one of
         gRPC's threads gives them back when Triton answers. A broken connection counts as an answer,
         because it means that tritonserver has ended."""
-        lent, self._regions = self._regions, {}
-        if not lent:
+        if not self._regions:
             return
+        regions = self._regions.values()
+        self._regions = {}
         memory = self._gateway.shared_memory
-        regions = lent.values()
-        if self._future:
-            future, self._future = self._future, None
-            if not future.done():
-                memory.mark_waiting(self._request.model, regions)
-            future.add_done_callback(lambda _: memory.give_back(regions))
-        else:
+        future = self._future
+        if future is None:
             memory.give_back(regions)
+            return
+        self._future = None
+        if not future.done():
+            memory.mark_waiting(self._request.model, regions)
+        future.add_done_callback(lambda _: memory.give_back(regions))
 
 
 class Responses:
