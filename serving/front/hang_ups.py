@@ -1,10 +1,12 @@
 """Detects when callers of streams disconnect, and regularly runs a check for each stream."""
 
+import logging
 import select
 import socket
 import threading
 from collections.abc import Callable
 
+log = logging.getLogger(__name__)
 CHECK_SECONDS = 1.0
 ENDED = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
 
@@ -60,7 +62,10 @@ class HangUps:
                         on_close, _ = self._watched[descriptor]
                         on_close()
                 for _, check in self._watched.values():
-                    check()
+                    try:
+                        check()
+                    except Exception:  # this thread must go on, for all other streams
+                        log.exception("the check of a stream failed")
 
 
 def _has_ended(descriptor: int) -> bool:
