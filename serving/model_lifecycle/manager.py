@@ -57,10 +57,12 @@ class Manager:
         return self._models
 
     def get(self, name: str) -> Entry | None:
+        """Return the model's entry, or None if the table does not contain the model."""
         return self._models.entries.get(name)
 
     def write(self, change: Callable[[Models], Models]) -> bool:
-        """Replace the table with `change(table)`. Return whether that changed anything."""
+        """Replace the table with `change(table)`. Return whether that changed anything. Raise
+        OSError, and keep the old table, if the file cannot be written."""
         with self._lock:
             changed = change(self._models)
             has_changed = changed != self._models
@@ -115,7 +117,8 @@ class Manager:
         self.write(change)
 
     def free_column(self) -> int:
-        """Return a column of the leases that no model uses. Raise OutOfMemory if there is none."""
+        """Return a column of the leases that no model uses. It stays free until the caller adds a
+        model with this column to the table. Raise OutOfMemory if there is none."""
         free = set(range(MODELS)) - {entry.column for entry in self._models.entries.values()}
         if not free:
             raise OutOfMemory(
@@ -325,6 +328,7 @@ class Manager:
         """Unload and unstage models that are not in the table. An interrupted load may have left
         them behind."""
         for name in self.store.names() - self._expected_names():
+            # OnChange holds this lock while a new model is staged but not in the table yet
             with suppress(TritonTimeout), self.changing(name, 0.0):
                 if name not in self._expected_names():
                     self.gateway.unload(name)

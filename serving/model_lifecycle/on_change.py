@@ -82,7 +82,8 @@ class ModelFolder:
 
 
 class OnChange(Policy):
-    """The policy that loads models when their folders change. Not thread-safe."""
+    """The policy that loads models when their folders change. Only `handle_failure` is
+    thread-safe."""
 
     def __init__(self, manager: Manager) -> None:
         super().__init__(manager)
@@ -203,7 +204,8 @@ class OnChange(Policy):
                 shutil.rmtree(copies, ignore_errors=True)
 
     def _retire(self, names: Collection[str]) -> None:
-        """Unload the models `names`, ensembles before their parts."""
+        """Unload the models `names`, ensembles before their parts. Raise TritonTimeout or
+        TritonUnavailable."""
         calls = {name: entry.parts for name, entry in self.manager.models().entries.items()}
         for name in reversed([*TopologicalSorter(calls).static_order()]):
             entry = self.manager.get(name)
@@ -216,7 +218,7 @@ class OnChange(Policy):
     def _serve(self, model: ModelFolder, load_id: str) -> None:
         """Serve `model` in place of the model that has been served under its name, if there is one.
         If the manager is killed meanwhile, the next manager tries again. If the load fails, keep
-        the old model and raise Rejected."""
+        the old model and raise Rejected. If the load takes too long, also kill tritonserver."""
         manager = self.manager
         name = model.folder.name
         old = manager.get(name)
