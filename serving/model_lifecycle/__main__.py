@@ -116,9 +116,9 @@ class Watch:
         """Check once, and update the table. If tritonserver has ended, mark its models as loading.
         When a new tritonserver has loaded them, record which of them are ready."""
         pid = self.manager.pid()
-        before = self.manager.models().server
-        if pid != before:
-            if before:
+        recorded_pid = self.manager.models().server
+        if pid != recorded_pid:
+            if recorded_pid:
                 log.info("tritonserver has ended; the next one loads its models again")
             self.manager.record_server(pid)
             self._has_recorded_loads = False

@@ -260,7 +260,8 @@ class Manager:
 
     def _states(self, entry: Entry) -> set[str]:
         """Return the states that Triton reports for the versions of the model and, for an archive,
-        of its parts. Leave out the state READY of parts."""
+        of its parts. Leave out the state READY of parts, because Triton does not unload the parts
+        of an ensemble that failed to load."""
         names = self.staged_names(entry)
         states = set()
         for version in self.index():

@@ -57,7 +57,7 @@ LOOK_UPS_A_SECOND = 200
 MISSING_SECONDS = 30.0  # seconds for which a name that was not found is not looked up again
 # Seconds for which a name is not looked up again if the repository could not be read. This is long
 # enough for all calls that wait for the name to ask again, so that all of them get the same error.
-AWAY_SECONDS = 3.0
+UNREACHABLE_SECONDS = 3.0
 # A failed load may be tried again after FAILED_SECONDS. If tritonserver ended meanwhile, or the
 # repository could not be read, the model may not be to blame, and the time is INTERRUPTED_SECONDS.
 # The time doubles after each further failure, up to FAILED_MOST.
@@ -111,7 +111,7 @@ class LookUps:
             error, seconds = unknown_model(name), MISSING_SECONDS
         except Unreachable as err:
             log.error("'%s' cannot be looked up: %s", name, err)
-            error, seconds = err, AWAY_SECONDS
+            error, seconds = err, UNREACHABLE_SECONDS
         finally:
             self._turns.release()
         self.refuse(name, error, time.monotonic() + seconds)
