@@ -87,8 +87,8 @@ def instances_of(model: Path, config: Any) -> int:
     """Return how many instances Triton starts for all versions of the model together. A group's
     count applies to each of its GPUs, and 0 means 1."""
     counts = [max(1, group.count) * max(1, len(group.gpus)) for group in config.instance_group]
-    of_each_version = sum(counts) or 1
-    return of_each_version * max(1, len(loaded_versions(model, config)))
+    instances_per_version = sum(counts) or 1
+    return instances_per_version * max(1, len(loaded_versions(model, config)))
 
 
 def memory_of(model: Path, config: Any) -> int:
