@@ -188,14 +188,14 @@ class Manager:
             self.gateway.unload(entry.triton_name)
 
     def unload(self, entry: Entry) -> None:
-        """Wait until the calls in flight have ended, make Triton unload the model, and remove it
-        from the table.
+        """Keep new calls from using the model, wait until the calls in flight have ended, make
+        Triton unload the model, and remove its staged folders and its entry.
 
         Before it unloads a model, Triton waits until a load of the model has ended. So if the model
         is still being loaded after STUB_SECONDS, end the load (`_end_load`). Triton's unload lasts
         as long as a process of the model hangs, and never ends if one has died. So if it takes
-        longer than UNLOAD_SECONDS, end it too (`_end_unload`). Raise TritonTimeout or
-        TritonUnavailable.
+        longer than UNLOAD_SECONDS, end it too (`_end_unload`). Either may kill tritonserver. Raise
+        TritonTimeout or TritonUnavailable.
         """
         self.move(entry, Event.UNLOAD)
         seconds = self.load_timeout
@@ -241,7 +241,8 @@ class Manager:
 
     def drop(self, entry: Entry) -> None:
         """Remove a model that failed to load and, for an archive, those of its parts that did load.
-        Remove the staged folders first, so that a new tritonserver does not load them."""
+        Remove the staged folders first, so that a new tritonserver does not load them. Return
+        before Triton has unloaded them."""
         self.unstage(entry)
         for name in self.staged_names(entry):
             with suppress(ServingError):
