@@ -46,12 +46,14 @@ POLICIES: dict[str, type[Policy]] = {
 
 
 class Server(ThreadingMixIn, UnixStreamServer):
+    """Listens on the Unix socket at `path`, and handles each request in a thread of its own."""
+
     daemon_threads = True
     request_queue_size = 1024
 
     def __init__(self, path: str, policy: Policy) -> None:
         self.policy = policy
-        Path(path).unlink(missing_ok=True)
+        Path(path).unlink(missing_ok=True)  # an earlier manager may have left it behind
         super().__init__(path, Handler)
 
 
@@ -60,7 +62,7 @@ class Handler(BaseHTTPRequestHandler):
     be loaded (GET). The supervisor's health check is a GET too."""
 
     server: Server
-    timeout = 10.0
+    timeout = 10.0  # seconds that each read or write of the socket may take
 
     def do_GET(self) -> None:
         known = self.server.policy.known() if self.path == "/known" else {}
@@ -107,15 +109,16 @@ class Watch:
         self.manager = manager
         self.policy = policy
         self.recovery = Recovery(manager)
-        self._has_recorded_loads = False  # whether all models of this tritonserver are in the table
+        # whether the table shows, for every model, how its load at this tritonserver's start ended
+        self._has_recorded_loads = False
 
     def step(self) -> None:
         """Check once, and update the table. If tritonserver has ended, mark its models as loading.
         When a new tritonserver has loaded them, record which of them are ready."""
         pid = self.manager.pid()
-        before = self.manager.models().server
-        if pid != before:
-            if before:
+        recorded_pid = self.manager.models().server
+        if pid != recorded_pid:
+            if recorded_pid:
                 log.info("tritonserver has ended; the next one loads its models again")
             self.manager.record_server(pid)
             self._has_recorded_loads = False

@@ -27,6 +27,8 @@ NO_VERDICT = 1.0  # seconds to wait if a worker could not tell whether the model
 
 
 class Examples(threading.Thread):
+    """Tests models whenever the table of models changes. `policy` handles those that fail."""
+
     def __init__(self, manager: Manager, policy: Policy) -> None:
         super().__init__(name="examples", daemon=True)
         self.manager = manager
@@ -34,7 +36,7 @@ class Examples(threading.Thread):
 
     def run(self) -> None:
         while True:
-            self.manager.changed.clear()
+            self.manager.changed.clear()  # first, so that no change during `step` is missed
             try:
                 pause = self.step()
             except Exception:
@@ -46,7 +48,8 @@ class Examples(threading.Thread):
                 self.manager.changed.wait()
 
     def step(self) -> float:
-        """Test each ready model that has not answered its example yet, and update `was_ready`.
+        """Test each ready model that has not answered its example yet, and set the table's
+        `was_ready` when the container becomes ready.
         Return the seconds until the next test, or 0 if there is nothing to test until the table
         changes."""
         models = self.manager.models()

@@ -17,7 +17,7 @@ def load(
     try:
         return gateway.load(name, seconds)
     except (OutOfMemory, TritonTimeout, TritonUnavailable):
-        raise
+        raise  # OpenVINO has not rejected the model
     except ServingError as err:
         reasons = {name: str(err)}
         if parts:

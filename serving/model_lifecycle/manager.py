@@ -57,10 +57,12 @@ class Manager:
         return self._models
 
     def get(self, name: str) -> Entry | None:
+        """Return the model's entry, or None if the table does not contain the model."""
         return self._models.entries.get(name)
 
     def write(self, change: Callable[[Models], Models]) -> bool:
-        """Replace the table with `change(table)`. Return whether that changed anything."""
+        """Replace the table with `change(table)`. Return whether that changed anything. Raise
+        OSError, and keep the old table, if the file cannot be written."""
         with self._lock:
             changed = change(self._models)
             has_changed = changed != self._models
@@ -115,7 +117,8 @@ class Manager:
         self.write(change)
 
     def free_column(self) -> int:
-        """Return a column of the leases that no model uses. Raise OutOfMemory if there is none."""
+        """Return a column of the leases that no model uses. It stays free until the caller adds a
+        model with this column to the table. Raise OutOfMemory if there is none."""
         free = set(range(MODELS)) - {entry.column for entry in self._models.entries.values()}
         if not free:
             raise OutOfMemory(
@@ -185,14 +188,14 @@ class Manager:
             self.gateway.unload(entry.triton_name)
 
     def unload(self, entry: Entry) -> None:
-        """Wait until the calls in flight have ended, make Triton unload the model, and remove it
-        from the table.
+        """Keep new calls from using the model, wait until the calls in flight have ended, make
+        Triton unload the model, and remove its staged folders and its entry.
 
         Before it unloads a model, Triton waits until a load of the model has ended. So if the model
         is still being loaded after STUB_SECONDS, end the load (`_end_load`). Triton's unload lasts
         as long as a process of the model hangs, and never ends if one has died. So if it takes
-        longer than UNLOAD_SECONDS, end it too (`_end_unload`). Raise TritonTimeout or
-        TritonUnavailable.
+        longer than UNLOAD_SECONDS, end it too (`_end_unload`). Either may kill tritonserver. Raise
+        TritonTimeout or TritonUnavailable.
         """
         self.move(entry, Event.UNLOAD)
         seconds = self.load_timeout
@@ -238,7 +241,8 @@ class Manager:
 
     def drop(self, entry: Entry) -> None:
         """Remove a model that failed to load and, for an archive, those of its parts that did load.
-        Remove the staged folders first, so that a new tritonserver does not load them."""
+        Remove the staged folders first, so that a new tritonserver does not load them. Return
+        before Triton has unloaded them."""
         self.unstage(entry)
         for name in self.staged_names(entry):
             with suppress(ServingError):
@@ -257,7 +261,8 @@ class Manager:
 
     def _states(self, entry: Entry) -> set[str]:
         """Return the states that Triton reports for the versions of the model and, for an archive,
-        of its parts. Leave out the state READY of parts."""
+        of its parts. Leave out the state READY of parts, because Triton does not unload the parts
+        of an ensemble that failed to load."""
         names = self.staged_names(entry)
         states = set()
         for version in self.index():
@@ -325,6 +330,7 @@ class Manager:
         """Unload and unstage models that are not in the table. An interrupted load may have left
         them behind."""
         for name in self.store.names() - self._expected_names():
+            # OnChange holds this lock while a new model is staged but not in the table yet
             with suppress(TritonTimeout), self.changing(name, 0.0):
                 if name not in self._expected_names():
                     self.gateway.unload(name)

@@ -39,10 +39,10 @@ from serving.repository.staging import copy_model, signature
 from serving.settings.settings import Settings
 
 log = logging.getLogger(__name__)
-SETTLED = 0.9  # a folder counts as complete after this many seconds without a change
-# Seconds for which copies are kept after they are no longer served, because a worker may still be
+SETTLED_SECONDS = 0.9  # a folder counts as complete after this many seconds without a change
+# Copies are kept for this time after they are no longer served, because a worker may still be
 # creating a client from one of them.
-KEPT = 60.0
+KEPT_SECONDS = 60.0
 ENDED = (
     "tritonserver ended while it loaded the model; correct it, or touch a file in it to try again"
 )
@@ -82,7 +82,8 @@ class ModelFolder:
 
 
 class OnChange(Policy):
-    """The policy that loads models when their folders change. Not thread-safe."""
+    """The policy that loads models when their folders change. Only `handle_failure` is
+    thread-safe."""
 
     def __init__(self, manager: Manager) -> None:
         super().__init__(manager)
@@ -146,7 +147,8 @@ class OnChange(Policy):
             for unit in _changed_units(wanted, folders, table.entries)
             if _signatures(folders, unit) not in rejected
         ]
-        new = set().union(*units) & (wanted - table.entries.keys())
+        changed = set().union(*units)
+        new = (changed & wanted) - table.entries.keys()
         self.manager.write(lambda models: replace(models, checking=tuple(sorted(new))))
         for unit in units:
             signatures = _signatures(folders, unit)
@@ -158,9 +160,9 @@ class OnChange(Policy):
                 self._reject(signatures, err.args, "what was served before, if anything, stays")
 
     def _has_settled(self, signatures: Mapping[str, str]) -> bool:
-        """Return whether all models have had these `signatures` for SETTLED seconds."""
+        """Return whether all models have had these `signatures` for SETTLED_SECONDS."""
         last_change = max(self._since.get(pair, 0.0) for pair in signatures.items())
-        return time.monotonic() >= last_change + SETTLED
+        return time.monotonic() >= last_change + SETTLED_SECONDS
 
     def _change(self, unit: Collection[str], folders: Mapping[str, ModelFolder]) -> None:
         """Check the models in `folders`, and serve them. Stop serving the other models of the
@@ -193,17 +195,18 @@ class OnChange(Policy):
         return replace(model, copy=copies / model.folder.name)
 
     def _remove_copies(self) -> None:
-        """Remove the folders of copies from which no model has been served for KEPT seconds."""
+        """Remove the folders of copies from which no model has been served for KEPT_SECONDS."""
         entries = self.manager.models().entries.values()
         served = {Path(entry.folder).parent for entry in entries}
         for copies in self.settings.copies_folder.glob("*"):
             if copies in served:
                 os.utime(copies)  # the modification time is when the copies were last served
-            elif copies.stat().st_mtime < time.time() - KEPT:
+            elif copies.stat().st_mtime < time.time() - KEPT_SECONDS:
                 shutil.rmtree(copies, ignore_errors=True)
 
     def _retire(self, names: Collection[str]) -> None:
-        """Unload the models `names`, ensembles before their parts."""
+        """Unload the models `names`, ensembles before their parts. Raise TritonTimeout or
+        TritonUnavailable."""
         calls = {name: entry.parts for name, entry in self.manager.models().entries.items()}
         for name in reversed([*TopologicalSorter(calls).static_order()]):
             entry = self.manager.get(name)
@@ -216,7 +219,7 @@ class OnChange(Policy):
     def _serve(self, model: ModelFolder, load_id: str) -> None:
         """Serve `model` in place of the model that has been served under its name, if there is one.
         If the manager is killed meanwhile, the next manager tries again. If the load fails, keep
-        the old model and raise Rejected."""
+        the old model and raise Rejected. If the load takes too long, also kill tritonserver."""
         manager = self.manager
         name = model.folder.name
         old = manager.get(name)

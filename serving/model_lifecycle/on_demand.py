@@ -57,12 +57,16 @@ LOOK_UPS_A_SECOND = 200
 MISSING_SECONDS = 30.0  # seconds for which a name that was not found is not looked up again
 # Seconds for which a name is not looked up again if the repository could not be read. This is long
 # enough for all calls that wait for the name to ask again, so that all of them get the same error.
-AWAY_SECONDS = 3.0
+UNREACHABLE_SECONDS = 3.0
 # A failed load may be tried again after FAILED_SECONDS. If tritonserver ended meanwhile, or the
 # repository could not be read, the model may not be to blame, and the time is INTERRUPTED_SECONDS.
 # The time doubles after each further failure, up to FAILED_MOST.
-FAILED_SECONDS, INTERRUPTED_SECONDS, FAILED_MOST = 30.0, 2.0, 600.0
-BUSY_SECONDS = 1.0  # a load that failed for lack of free memory may be tried again after this time
+FAILED_SECONDS = 30.0
+INTERRUPTED_SECONDS = 2.0
+FAILED_MOST = 600.0
+# A load that did not begin, because too little memory was free or Triton did not answer, may be
+# tried again after this time.
+BUSY_SECONDS = 1.0
 UNCHANGED_SECONDS = 1.0  # a rejected model that has not changed is not looked up again in this time
 MOST_REJECTED = 100
 IDLE_SECONDS = 1.0  # a model is not evicted if it was used within this time
@@ -88,7 +92,8 @@ class LookUps:
 
     def find(self, name: str) -> Found:
         """Return the model called `name`. Raise ModelNotFound if there is none, ModelNotReady if
-        the name cannot be looked up now, or the error with which the name is refused (`refuse`)."""
+        the name cannot be looked up now, or the error with which the name is refused (`refuse`). If
+        there is no such model or the repository cannot be read, refuse the name for a while."""
         now = time.monotonic()
         with self._lock:
             until, facts = self._refused.get(name, (-math.inf, {}))
@@ -106,7 +111,7 @@ class LookUps:
             error, seconds = unknown_model(name), MISSING_SECONDS
         except Unreachable as err:
             log.error("'%s' cannot be looked up: %s", name, err)
-            error, seconds = err, AWAY_SECONDS
+            error, seconds = err, UNREACHABLE_SECONDS
         finally:
             self._turns.release()
         self.refuse(name, error, time.monotonic() + seconds)
@@ -192,7 +197,8 @@ class OnDemand(OnPost):
             raise errors[0]
 
     def handle_failure(self, entry: Entry, reason: str) -> None:
-        """Stop serving a model that a new tritonserver could not load."""
+        """Stop serving a model that a new tritonserver could not load, and reject it for a
+        while."""
         with self.manager.changing(entry.name):
             if self.manager.is_current(entry):
                 self._reject(entry, ModelFailed(entry.name, reason))
@@ -236,7 +242,8 @@ class OnDemand(OnPost):
             self._begin_loads()
 
     def _load_now(self, found: Found) -> None:
-        """Fetch or unpack the model, evict others if it needs their memory, and load it."""
+        """Fetch or unpack the model, evict others if it needs their memory, and load it. Raise a
+        ServingError, ConfigError, BadArchive or OSError."""
         name = found.name
         began = time.monotonic()
         with self._source.archive(found) as archive, self.manager.changing(name):
@@ -267,8 +274,8 @@ class OnDemand(OnPost):
             raise ModelNotReady(f"{prefix}{err}") from err
 
     def _make_room(self, name: str, needed: int) -> None:
-        """Promise `needed` bytes of memory to the load of `name`. If fewer are free, evict
-        models."""
+        """Promise `needed` bytes of memory to the load of `name`. If fewer are free, evict models.
+        Raise the errors of `_choose_victims` and `_evict`, or TritonUnavailable."""
         with self._memory_lock:
             victims = self._choose_victims(self._pid(), name, needed)
             self._promised[name] = needed
@@ -387,8 +394,9 @@ class OnDemand(OnPost):
         return entry
 
     def _keep_free(self) -> None:
-        """If loads had to evict models recently, evict enough models in advance for one load, so
-        that the next load need not wait for evictions."""
+        """If loads had to evict models recently, evict enough models in advance for the largest of
+        the last loads, so that the next load need not wait for evictions. Do nothing if that load
+        needed more than 1 / KEPT_FREE of the memory."""
         largest = max(self._last_needs, default=0)
         is_short = time.monotonic() < self._last_shortage + THRASH_SECONDS
         if not is_short or largest > self.memory / KEPT_FREE:
@@ -415,20 +423,21 @@ class OnDemand(OnPost):
         self, model: Found | Entry, error: ServingError, first: float = FAILED_SECONDS
     ) -> None:
         """Answer calls to the model with `error` for `first` seconds, and for twice as long after
-        each further failure, up to FAILED_MOST. The time does not double if the load failed only
-        for lack of free memory."""
+        each further failure, up to FAILED_MOST. With BUSY_SECONDS, the time does not double,
+        because the load did not begin."""
         rejected = self.manager.models().rejected
         earlier = [rejection for rejection in rejected if model.name in rejection.folders]
         last = max([rejection.seconds for rejection in earlier], default=0)
-        lacks_memory = first == BUSY_SECONDS
-        is_further_failure = last >= first and not lacks_memory
+        did_not_begin = first == BUSY_SECONDS
+        # if `last` is shorter, the failure before was of a less serious kind
+        is_further_failure = last >= first and not did_not_begin
         seconds = min(2 * last, FAILED_MOST) if is_further_failure else first
         reason = error.reason if isinstance(error, ModelFailed) else str(error)
         until = time.monotonic() + seconds
         folders = {model.name: model.signature}
         rejection = Rejection(folders, [reason], until, seconds, error.code)
         self._replace_rejection(model.name, rejection)
-        level = logging.INFO if lacks_memory else logging.ERROR
+        level = logging.INFO if did_not_begin else logging.ERROR
         log.log(level, "'%s' is tried again in %g s: %s", model.name, seconds, reason)
 
     def _replace_rejection(self, name: str, *new: Rejection) -> None:
@@ -442,7 +451,8 @@ class OnDemand(OnPost):
 
     def _check_rejection(self, found: Found) -> None:
         """If the model is rejected now, do not look it up again for UNCHANGED_SECONDS, and raise
-        the error. If it has changed since it was rejected, remove the rejection."""
+        the error. If it has changed since it was rejected, remove the rejection. Keep a rejection
+        that has ended, because its time doubles if the next load fails too."""
         models = self.manager.models()
         rejected_as = {found.name: found.signature}
         ends = [

@@ -127,7 +127,7 @@ class OnPost(Policy):
             entry = self._admit(entry, needed)
             try:
                 versions = self._load(entry, names, archive.root)
-            except TritonTimeout:  # Triton may still be loading the model
+            except TritonTimeout:  # Triton may still be loading the model; `step` will unload it
                 self.manager.move(entry, Event.UNLOAD)
                 raise
             except BaseException:
@@ -169,8 +169,8 @@ class OnPost(Policy):
         return memory_used_by(pid) + sum(self._promised.values())
 
     def _measure(self, entry: Entry) -> None:
-        """Measure how much memory the processes of a loaded model take, and remember it for the
-        model's next load. Models without their own processes keep their estimate."""
+        """Measure how much memory the processes of a loaded model take. Remember the largest such
+        size for the model's next load. Models without their own processes keep their estimate."""
         pid = self.manager.pid()
         held = self.bytes_held(entry, memory_by_model(pid)) if pid else 0
         if not held:
@@ -206,12 +206,15 @@ class OnPost(Policy):
                 )
 
     def _load(self, entry: Entry, names: Mapping[Path, str], root: Path) -> tuple[str, ...]:
-        """Stage the archive's folders and make Triton load them. Return the versions of the model
-        or the ensemble that were loaded. Raise a ServingError."""
-        inner = {folder.name: name for folder, name in names.items() if name != entry.triton_name}
+        """Stage the archive's folders and make Triton load them. `names` maps the folders to
+        Triton's names. Return the versions of the model or the ensemble that were loaded. Raise a
+        ServingError."""
+        part_names = {
+            folder.name: name for folder, name in names.items() if name != entry.triton_name
+        }
         try:
             for folder, name in names.items():
-                choice = self.manager.store.stage(folder, name, inner, root=root)
+                choice = self.manager.store.stage(folder, name, part_names, root=root)
                 if choice:
                     level = logging.WARNING if choice.refused else logging.INFO
                     log.log(level, "%s: %s", name, choice)

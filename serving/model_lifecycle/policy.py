@@ -24,11 +24,12 @@ class Policy(ABC):
         """Look for changes, and act on them. Called every second."""
 
     def load(self, name: str, url: str, target: str) -> None:
-        """Load a model on request. Raise a ServingError."""
+        """Load the archive at `url`, which callers use as `target`. `name` is the platform's name
+        for the model. Raise a ServingError."""
         raise NotFound(NO_LOADS)
 
     def unload(self, name: str) -> None:
-        """Unload a model on request. Raise a ServingError."""
+        """Unload the model that `load` loaded as `name`. Raise a ServingError."""
         raise NotFound(NO_LOADS)
 
     def want(self, name: str) -> None:

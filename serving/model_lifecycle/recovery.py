@@ -52,8 +52,8 @@ class Recovery:
     def __init__(self, manager: Manager) -> None:
         self._manager = manager
         self._stubs = Stubs()
-        self._pid = 0
-        self._looked = 0.0
+        self._pid = 0  # tritonserver's process id
+        self._looked = 0.0  # when all processes were last checked (time.monotonic)
         self._reports: deque[Report] = deque()
         # the states in which a recovery thread works on a model, and what it does then
         self._work = {RELOADING: self._reload, REFUSING: self._unload}
@@ -72,6 +72,7 @@ class Recovery:
         due."""
         entries = self._manager.models().entries.values()
         reloaded = [entry for entry in entries if entry.state == RELOADED]
+        # check the new processes at once, because only those seen alive can later be found dead
         if reloaded or time.monotonic() > self._looked + LOOK_SECONDS:
             self._look()
         for entry in reloaded:
@@ -156,7 +157,8 @@ class Recovery:
             threading.Thread(target=self._recover, args=(entry,), daemon=True).start()
 
     def _recover(self, entry: Entry) -> None:
-        """While the model's state is one of those in `_work`, do what that state requires."""
+        """While the model's state is one of those in `_work`, do what that state requires. If that
+        takes too long, kill tritonserver."""
         manager = self._manager
         try:
             with manager.changing(entry.name):

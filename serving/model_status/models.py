@@ -42,9 +42,12 @@ class Entry:
 
     The model's client is created from `folder`. `load_id` is unique to each load; `column` is the
     column of the model's counter in the leases. `parts` are Triton's names for the models that an
-    ensemble calls; `versions` are the versions that Triton has loaded. In multi-model and on-demand
-    mode, `target` and `url` are set; in other modes, `source` is set. `signature` is set except in
-    multi-model mode.
+    ensemble calls; `versions` are the versions that Triton has loaded. `signature` is a fingerprint
+    of the model's files; it is "" in multi-model mode.
+
+    In multi-model and on-demand mode, `target` is set, `url` says where the archive or folder is,
+    and the `parts` are loaded and unloaded together with the model. In other modes, each part has
+    an entry of its own, and `source` is the author's folder, of which `folder` may be a copy.
 
     `reason` says why the model is not ready. `answered` is true if the model has answered its
     example, or does not need to. A refused model is reloaded at `until`; `refusals` counts how
@@ -170,7 +173,8 @@ class Models:
         }
 
     def rejection(self, name: str) -> ServingError | None:
-        """Return the error that says why the model was rejected, or None if it was not."""
+        """Return the error that says why the model is rejected, or None if it is not rejected or
+        may be tried again."""
         rejections = [rejection for rejection in self.rejected if name in rejection.folders]
         current = [rejection for rejection in rejections if rejection.is_current()]
         if not current:
@@ -239,9 +243,11 @@ class Models:
 
     def unready(self) -> ServingError | None:
         """Return the error for which /ping returns 503, or None if every model that should be
-        served is ready and has answered its example. Ignore models that a call is loading. Once the
-        container has been ready, ignore restarting and refused models unless all models are in such
-        a state, because the platform would replace the container by one with the same models."""
+        served is ready and has answered its example. Ignore models that a call is loading.
+
+        Once the container has been ready, ignore restarting and refused models: the platform would
+        replace the container by one with the same models. But if all models are in such a state,
+        return the error of one of them."""
         entries = {name: entry for name, entry in self.current.items() if entry.state != ADDING}
         if not entries:
             if self.by_call:

@@ -124,15 +124,17 @@ class Registry:
         may have changed."""
         while True:
             if name in self.table.look().by_target:
-                with suppress(ModelNotLoaded):
+                with suppress(ModelNotLoaded):  # it is still being loaded, or was just unloaded
                     return self._keep(keep, name, version)
             keep(name, WAITING)
             with waiting:
                 self._wait_for_load(name, want)
 
     def _wait_for_load(self, name: str, want: Callable[[str], None]) -> None:
-        """Wait until the model is loaded. Call `want` repeatedly, because the manager may be
-        restarted, and the new manager does not know what the old one was loading."""
+        """Wait until the model is loaded. Raise the error that says why it cannot be loaded, or
+        ModelNotReady if that takes longer than the request may wait. Call `want` repeatedly,
+        because the manager may be restarted, and the new manager does not know what the old one was
+        loading."""
         last_want = -inf
         try:
             while True:

@@ -163,21 +163,13 @@ def served_model(gateway: TritonGateway, triton_name: str, folder: Path) -> Serv
     model = describe_model(triton_name, folder, config)
     parts = configs_of_parts(config, gateway.config)
     sequencing = sequencing_of([config, *parts.values()])
-    labels = {}
-    for output in config.output:
-        if not output.label_filename:
-            continue
-        # read the labels as Triton does, but ignore a file that is missing or outside the folder
-        with suppress(InvalidRequest, OSError):
-            text = model.file(output.label_filename).read_bytes()
-            labels[output.name] = text.split(b"\n")
     served = ServedModel(
         model,
         sequencing=sequencing,
         parts=tuple(parts),
         engine=backend_of(config),
         engine_reason=model.parameters.get(ENGINE_REASON, ""),
-        labels=labels,
+        labels=_labels_of(model, config),
         batched_parts=any(part.max_batch_size for part in parts.values()),
     )
     try:
@@ -188,9 +180,22 @@ def served_model(gateway: TritonGateway, triton_name: str, folder: Path) -> Serv
         return replace(served, client_error=reason)
 
 
+def _labels_of(model: Model, config: Any) -> dict[str, list[bytes]]:
+    """Return the class names of each output that has a file of labels, read as Triton reads them.
+    Ignore a file that is missing or outside the model's folder."""
+    labels = {}
+    for output in config.output:
+        if output.label_filename:
+            with suppress(InvalidRequest, OSError):
+                text = model.file(output.label_filename).read_bytes()
+                labels[output.name] = text.split(b"\n")
+    return labels
+
+
 def sequencing_of(configs: Sequence[Any]) -> Sequencing | None:
     """Return how a model handles sequences, or None if it does not. `configs` are the ModelConfigs
-    of the model and its parts, which all receive the sequence's id."""
+    of the model and its parts. A sequence's id must fit all of them, and the shortest idle time
+    counts."""
     sequences = [config for config in configs if config.HasField("sequence_batching")]
     if not sequences:
         return None

@@ -58,6 +58,7 @@ class ModelsFile:
         version of the table. Raise OSError."""
         temporary = self.file.with_name(f".{self.file.name}.{threading.get_ident()}")
         temporary.write_text(json.dumps(asdict(models)), encoding="utf-8")
+        # the kernel may give two files that are written within milliseconds the same time
         version = time.monotonic_ns()
         os.utime(temporary, ns=(version, version))
         temporary.replace(self.file)
@@ -67,8 +68,8 @@ class Leases:
     """Counters of the requests in flight: a row for each worker that can exist at the same time, a
     column for each model, and three further columns. Each counter has two numbers: the requests,
     and the bytes of their bodies or, in the column TOTAL, of all the memory that they take. The
-    file also records when the last request to each model ended. If `file` is None, nothing is
-    shared with other processes."""
+    file also records when the last request to each model ended. If `file` is None, only processes
+    that this one forks share the counters."""
 
     def __init__(self, file: Path | None, rows: int = 1) -> None:
         self.rows = rows
@@ -77,7 +78,7 @@ class Leases:
         with file.open("a+b") if file else TemporaryFile() as opened:
             size = opened.seek(0, os.SEEK_END)
             if size < length:
-                opened.truncate(length)
+                opened.truncate(length)  # lengthens the file
             numbers = memoryview(mmap.mmap(opened.fileno(), length)).cast("q")
         self._requests = numbers[:cells]
         self._bytes = numbers[cells : 2 * cells]
@@ -104,9 +105,8 @@ class Leases:
         self._last_use[column] = time.monotonic_ns()
 
     def last_use(self, column: int) -> float:
-        """Return when the last request to the model ended (time.monotonic). Before `touch` is
-        called for a new model, that is the last request to the model that had this column
-        before."""
+        """Return when the last request to the model ended (time.monotonic). Until `touch` is called
+        for a new model, return the value of the model that had this column before."""
         return self._last_use[column] / 1e9
 
     def clear(self, row: int) -> None:

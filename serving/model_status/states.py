@@ -28,7 +28,7 @@ RELOADED = "reloaded"
 REFUSING = "refusing"
 REFUSED = "refused"  # the model has been unloaded, and waits for a reload
 UNLOADING = "unloading"  # no new call may use the model, but Triton may still have it loaded
-STATES = (  # of models in the table
+STATES = (  # all states that a model in the table can have
     LOADING,
     ADDING,
     READY,

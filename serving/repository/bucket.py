@@ -84,6 +84,7 @@ class BucketSource(Source):
 
     @cached_property
     def _store(self) -> Any:
+        """Return obstore's client of the bucket. Raise obstore's error if a setting is missing."""
         options = {**HTTP_OPTIONS, "connect_timeout": self._silent, "read_timeout": self._silent}
         return from_url(self._url, client_options=options, retry_config=RETRIES)
 
@@ -108,6 +109,8 @@ class BucketSource(Source):
         return self._sizes
 
     def _list_sizes(self) -> dict[str, int | None]:
+        """Return what `sizes` returns, for the first MOST_OBJECTS objects in the bucket. A folder's
+        size is the sum of its objects' sizes."""
         with self._translated_errors():
             objects = {entry["path"]: entry["size"] for entry in self._objects()}
         archives = {plain_name(path): objects[path] for path in objects if path.endswith(ARCHIVE)}
@@ -131,7 +134,7 @@ class BucketSource(Source):
             self._bucket_exists = True
 
     def _head(self, path: str) -> Any:
-        """Return an object's metadata, or None if there is no such object."""
+        """Return the metadata of the object at `path`, or None if there is no such object."""
         try:
             return obstore.head(self._store, path)
         except FileNotFoundError:
@@ -205,6 +208,7 @@ def _signature(objects: Sequence[Any]) -> str:
 
 
 def _reason(error: BaseError) -> str:
+    """Return the reason that messages give for obstore's `error`."""
     for pattern, reason in REASONS.items():
         if re.search(rf"^ *({pattern})", str(error), re.MULTILINE):
             return reason

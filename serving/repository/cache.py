@@ -26,7 +26,8 @@ class Cache:
     Thread-safe, but only one thread at a time may use a key."""
 
     def __init__(self, root: Path, most: int, served: Callable[[], Collection[Path]]) -> None:
-        self._root, self._served = root, served
+        self._root = root
+        self._served = served
         self._lock = threading.Lock()
         self._in_use: set[Path] = set()
         root.mkdir(parents=True, exist_ok=True)

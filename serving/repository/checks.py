@@ -64,7 +64,8 @@ def check(folder: Path, config: Any, settings: Settings, root: Path | None) -> N
 
 
 def check_startable(source: str, name: str, remedy: str = "") -> None:
-    """Raise ConfigError if Triton's Python backend cannot start a model with this name."""
+    """Raise ConfigError if Triton's Python backend cannot start a model with this name. The
+    message says that the name is from `source`."""
     if not STARTABLE.fullmatch(name):
         problem = "is not a name with which Triton's Python backend can start a model"
         raise ConfigError(f"{source} '{name[:99]}'", problem, remedy)
@@ -86,8 +87,8 @@ def instances_of(model: Path, config: Any) -> int:
     """Return how many instances Triton starts for all versions of the model together. A group's
     count applies to each of its GPUs, and 0 means 1."""
     counts = [max(1, group.count) * max(1, len(group.gpus)) for group in config.instance_group]
-    of_each_version = sum(counts) or 1
-    return of_each_version * max(1, len(loaded_versions(model, config)))
+    instances_per_version = sum(counts) or 1
+    return instances_per_version * max(1, len(loaded_versions(model, config)))
 
 
 def memory_of(model: Path, config: Any) -> int:

@@ -63,8 +63,9 @@ def complete(model: Path, backends: Path, source: str, seconds: float) -> None:
 
 
 def main(model: Path, file: Path, backends: Path) -> None:
-    """Complete the configuration in `file`. Raise ValueError if the type or the dimensions of a
-    tensor are still missing, and whatever the backend's or the model's code raises."""
+    """Complete the configuration in `file`, and write it back. Use the latest version of `model`.
+    Raise ValueError if the type or the dimensions of a tensor are still missing, and whatever the
+    backend's or the model's code raises."""
     config = read_file(file)
     if numbered := versions(model):
         config = _completed(config, numbered[-1], backends)
@@ -77,7 +78,8 @@ def main(model: Path, file: Path, backends: Path) -> None:
 
 def _completed(config: Any, version: Path, backends: Path) -> Any:
     """Return the ModelConfig after the code of the backend or of the model has completed it. If
-    there is no such code, only set the backend, if it is missing, by the file in `version`."""
+    the backend is missing, first derive it from the file in `version`. If there is no such code,
+    change nothing else."""
     backend = backend_of(config)
     if not backend:
         names = [name for name, file in FILES.items() if (version / file).exists()]

@@ -27,8 +27,8 @@ from serving.repository.layout import config_file
 from serving.repository.model_config import (
     RAGGED,
     Unreadable,
+    allow_ragged_batches,
     backend_of,
-    merge_all_lengths,
     mistake_of_client,
     parameter_of,
     read_merged,
@@ -113,7 +113,7 @@ def served_config(
     if mistake:
         raise Unreadable(file, mistake)
     if processor.has_own_backend and config.max_batch_size and RAGGED in config.parameters:
-        merge_all_lengths(config)
+        allow_ragged_batches(config)
     if settings.device != "cpu" or backend_of(config) != ONNX_RUNTIME:
         return config, None
     try:

@@ -16,7 +16,7 @@ from serving.settings.settings import Settings
 
 MESSAGES = "tritonclient.grpc.model_config_pb2"
 ENSEMBLE = "ensemble"  # what backend_of returns for an ensemble
-BACKEND = {"platform", "backend"}  # fields that determine the backend
+BACKEND_FIELDS = {"platform", "backend"}  # they determine the backend
 SEQUENCE_IDLE_SECONDS = 1.0  # Triton's default (sequence_batch_scheduler.cc)
 PLAN_REMEDIES = (
     "a TensorRT plan runs only with the GPU model and the TensorRT version that it was "
@@ -112,8 +112,8 @@ def merged(base: Any, override: Any, text: str) -> Any:
     config = ModelConfig()
     config.CopyFrom(base)
     replaced = {field.name for field, _ in override.ListFields() if not is_map(field)}
-    if replaced & BACKEND:
-        replaced |= BACKEND | {"default_model_filename"}
+    if replaced & BACKEND_FIELDS:
+        replaced |= BACKEND_FIELDS | {"default_model_filename"}
     for name in replaced:
         config.ClearField(name)
     # merge the text, because a message does not distinguish the number 0 from a missing field
@@ -218,7 +218,7 @@ def datatype_name(data_type: int) -> str:
     return "BYTES" if name == "STRING" else name
 
 
-def merge_all_lengths(config: Any) -> None:
+def allow_ragged_batches(config: Any) -> None:
     """Change a ModelConfig so that Triton merges texts of different lengths into one batch, and the
     inputs that the backend can fill in are optional."""
     for spec in config.input:

@@ -20,8 +20,8 @@ MODEL = "$$TRITON_MODEL_DIRECTORY"  # Triton's placeholder for the model's folde
 MOST_UNPACKED = 16 * 2**30
 # If the model's folder contains a file of this name, Triton starts it instead of its own stub.
 STUB = "triton_python_backend_stub"
-# The files and folders of an unpacked environment that show whether it can be used.
-_TELLING = ("bin/*", "lib/python*", "lib/python*/site-packages/numpy-*")
+# Patterns for the files and folders of an unpacked environment that show whether it can be used.
+_INSPECTED = ("bin/*", "lib/python*", "lib/python*/site-packages/numpy-*")
 # Matches the last two of them. Group 1 is Python's version, group 3 is NumPy's major version.
 _PYTHON = re.compile(r"lib/python(\d+\.\d+)(/site-packages/numpy-(\d+)[^/]*\.(dist|egg)-info)?")
 
@@ -54,10 +54,10 @@ def mistake_of_packages(model: Path, config: Any, most: int = MOST_ENTRIES) -> s
 
 
 def _link_targets_in_folder(folder: Path) -> dict[str, str]:
-    """Map the _TELLING names in a folder to their targets if they are links, and to "" otherwise.
-    Raise OSError."""
+    """Map the files and folders that match _INSPECTED to their targets if they are links, and to ""
+    otherwise. The keys are paths relative to `folder`. Raise OSError."""
     link_targets = {}
-    for file in chain.from_iterable(map(folder.glob, _TELLING)):
+    for file in chain.from_iterable(map(folder.glob, _INSPECTED)):
         name = str(file.relative_to(folder))
         link_targets[name] = str(file.readlink()) if file.is_symlink() else ""
     return link_targets

@@ -70,7 +70,7 @@ def _run(
 
 
 def _end(process: "subprocess.Popen[str]") -> None:
-    """End the process, if it still runs."""
+    """End the process, if it still runs. Kill it if it does not end within END_SECONDS."""
     process.terminate()
     with suppress(subprocess.TimeoutExpired):
         process.wait(END_SECONDS)

@@ -144,7 +144,7 @@ class FolderSource(Source):
                 if _is_hidden(path.name):
                     continue
                 if name.endswith(ARCHIVE) and path.is_file():
-                    # a folder of the same name precedes it
+                    # if names are equal, the folder comes first, and `find` prefers it too
                     sizes.setdefault(plain_name(name), path.stat().st_size)
                 elif is_name(path.name) and path.is_dir():
                     if is_model(path):

@@ -53,8 +53,8 @@ class Store:
         names: Mapping[str, str] | None = None,
         root: Path | None = None,
     ) -> Choice | None:
-        """Stage the model in `folder` as `triton_name`. Return the engine that was chosen and why,
-        or None if there was no choice.
+        """Stage the model in `folder` as `triton_name`, in place of an earlier one. Return the
+        engine that was chosen and why, or None if there was no choice.
 
         `names` maps the models that an ensemble calls to Triton's names for them. If `root` is
         given, the paths that config.pbtxt names must be inside that folder after links are
@@ -148,7 +148,8 @@ def signature(*folders: Path | None) -> str:
             for path in _entries(folder):
                 status = path.stat()
                 file = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
-                state = "" if path.is_dir() else file  # hidden files, too, change their folder
+                # a folder's status also changes with its hidden files, so leave it out
+                state = "" if path.is_dir() else file
                 rows.append(f"{path.relative_to(folder)} {state}")
     return digest("\n".join(rows)) if rows else ""
 
