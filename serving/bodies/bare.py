@@ -64,8 +64,9 @@ def tensors_of(
 
 def _nested_input(spec: TensorSpec, data: Any, is_batched: bool) -> schemas.Input:
     """Convert nested lists to a tensor of the same shape. If `is_batched` and the lists have one
-    level less than a batch, they become a batch of one row. Raise InvalidRequest if the lists are
-    empty, nested too deep, or differ in length."""
+    level less than a batch, they become a batch of one row. The values are checked later, by
+    `read_inputs`. Raise InvalidRequest if the lists are empty, nested too deep, or differ in
+    length."""
     shape: list[int] = []
     values = [data]
     while list in (types := types_of(values)):
