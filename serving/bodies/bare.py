@@ -31,6 +31,7 @@ class BareBody:
     named: ClassVar[Target] = UNNAMED
 
     def bind(self, served: ServedModel, request: Request) -> Job:
+        # if the client could not be created, require_client says so
         has_no_client = not (served.client or served.client_error)
         if has_no_client:
             return tensors_of(served, self.value, self.length).bind(served, request)

@@ -44,7 +44,7 @@ from serving.triton.tensors import DATATYPES, SIZES, Array, InferReply, Tensor, 
 
 BINARY_TYPE = "application/vnd.sagemaker-triton.binary+json"
 # the datatypes of outputs for which classes can be requested; the same as in Triton
-SCORES = DATATYPES - {"BOOL", "BYTES", "FP16", "BF16"}
+SCORE_DATATYPES = DATATYPES - {"BOOL", "BYTES", "FP16", "BF16"}
 OTHER_BODIES = ("instances", "payload")  # keys that occur only in bodies without tensors
 LONGEST_KEY = 40  # how many characters of an unknown key difflib compares
 MOST_OTHERS = 100  # how many unknown keys are compared with all fields, which is slow
@@ -110,8 +110,8 @@ class TensorJob(Job):
             if options.classification
         }
         for spec in served.model.outputs:
-            if spec.name in self.classes and spec.datatype not in SCORES:
-                kinds = ", ".join(sorted(SCORES))
+            if spec.name in self.classes and spec.datatype not in SCORE_DATATYPES:
+                kinds = ", ".join(sorted(SCORE_DATATYPES))
                 problem = f"output '{spec.name}' is {spec.datatype}, which has no classes"
                 raise InvalidRequest(f"{problem}: classification takes {kinds}")
 

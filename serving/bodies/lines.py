@@ -68,6 +68,7 @@ class Record:
 
     @property
     def count(self) -> int:
+        """Return the number of instances, or 1 if the line does not contain instances."""
         return len(self.body.items) if isinstance(self.body, Instances) else 1
 
     def can_join(self, other: "Record") -> bool:
@@ -236,7 +237,8 @@ class LinesJob(Job):
         return [reply.content + b"\n"]
 
     def _predict(self, gateway: TritonGateway, records: list[Record]) -> list[bytes]:
-        """Answer records that contain instances as one job, and return their lines."""
+        """Answer records that contain instances as one job, and return their lines. `can_join` has
+        made sure that all of them do, and that their parameters are equal."""
         bodies = [record.body for record in records if isinstance(record.body, Instances)]
         items = list(chain.from_iterable(body.items for body in bodies))
         job = InstancesJob(self.served, self.request, Instances(items, bodies[0].parameters))

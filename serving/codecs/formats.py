@@ -56,8 +56,8 @@ TiffImagePlugin.READ_LIBTIFF = True
 def _load_bounded(
     load: Callable[..., Any], most: int, tags: Any, data: bytes, *options: Any
 ) -> Any:
-    """Load the values of a tag with Pillow's function `load`. Raise DecodingError if the `data` is
-    longer than `most` bytes."""
+    """Load the values of a tag with Pillow's function `load`, which gets `tags`, `data` and
+    `options`. Raise DecodingError if `data` is longer than `most` bytes."""
     if len(data) > most:
         raise DecodingError(
             f"the image has too much metadata (a tag of {len(data)} bytes); save it again without "
