@@ -31,6 +31,7 @@ class BareBody:
     named: ClassVar[Target] = UNNAMED
 
     def bind(self, served: ServedModel, request: Request) -> Job:
+        # if the client could not be created, require_client says so
         has_no_client = not (served.client or served.client_error)
         if has_no_client:
             return tensors_of(served, self.value, self.length).bind(served, request)
@@ -64,8 +65,9 @@ def tensors_of(
 
 def _nested_input(spec: TensorSpec, data: Any, is_batched: bool) -> schemas.Input:
     """Convert nested lists to a tensor of the same shape. If `is_batched` and the lists have one
-    level less than a batch, they become a batch of one row. Raise InvalidRequest if the lists are
-    empty, nested too deep, or differ in length."""
+    level less than a batch, they become a batch of one row. The values are checked later, by
+    `read_inputs`. Raise InvalidRequest if the lists are empty, nested too deep, or differ in
+    length."""
     shape: list[int] = []
     values = [data]
     while list in (types := types_of(values)):

@@ -72,7 +72,9 @@ class CsvBody:
         return InstancesJob(served, request, Instances(items, self.parameters))
 
     def items(self, client: ModelClient) -> Iterator[Item]:
-        """Yield the rows. Raise a ServingError."""
+        """Yield the rows, without the header. When the first row is requested, raise InvalidRequest
+        if there is none, UnsupportedMediaType if the client does not accept CSV, and what
+        `_columns` raises. Raise TooLate if the request has no time left."""
         check_media_type(client, CSV)
         rows = _rows(in_time(io.BytesIO(self.data.removeprefix(BOM))))
         first = next(rows, None)
@@ -82,7 +84,7 @@ class CsvBody:
         columns = self._columns(client, first)
         is_only_row = second is None
         if self.header is None and is_only_row and first.lstrip()[:1] == b"0":
-            columns = None  # do not take a single row such as 0,1,2 for a header
+            columns = None  # a single row such as 0,1,2 has cells, not pandas' column numbers
         if columns is None:
             yield CsvItem("", raw=first)
         if second is not None:
@@ -131,7 +133,8 @@ REST_OF_ROW = re.compile(QUOTED + FURTHER)  # a row's last line, which begins in
 
 def _rows(lines: Iterable[bytes]) -> Iterator[bytes]:
     """Join lines into rows, and yield the rows. A row has several lines if a quoted cell contains
-    line breaks. Skip empty rows."""
+    line breaks. Skip empty rows. If the last row's quote is not closed, yield the row as it is:
+    `read_cells` refuses it."""
     row = bytearray()
     for line in lines:
         pattern = REST_OF_ROW if row else WHOLE_ROW

@@ -18,7 +18,9 @@ from serving.codecs import Codec, Limits
 from serving.codecs.image import most_memory
 from serving.errors import DecodingError
 
-LONGEST_WAIT = 60.0  # maximum number of seconds between two checks of the deadline
+# Maximum number of seconds between two checks of the deadline. The deadline may be infinitely far
+# away, and `acquire` does not accept an infinite timeout.
+LONGEST_WAIT = 60.0
 # Images count as large if decoding a batch of them takes more than this many bytes of memory, which
 # is enough for 2 megapixels.
 LARGE = 2**24
@@ -29,8 +31,8 @@ LONG = 2**13
 
 @dataclass(frozen=True)
 class Item:
-    """An instance as the caller sent it: raw bytes or a JSON value, and the field that contained
-    it."""
+    """An instance as the caller sent it, and the field that contained it. It is `raw` bytes or, if
+    that is None, the JSON value `value`."""
 
     field: str
     raw: bytes | None = None
@@ -95,13 +97,13 @@ class Decoder:
     def turn(self, kind: str, is_large: bool, deadline: Deadline) -> Iterator[None]:
         """Wait until this request may decode instances of this `kind` and size. It may do so until
         the `with` block ends. Raise TooLate if the deadline passes first."""
-        turn = self._turns[kind, is_large]
-        while not turn.acquire(timeout=deadline.left(LONGEST_WAIT)):
+        turns = self._turns[kind, is_large]
+        while not turns.acquire(timeout=deadline.left(LONGEST_WAIT)):
             pass
         try:
             yield
         finally:
-            turn.release()
+            turns.release()
 
     def decode(self, client: ModelClient, opened: Opened) -> list[Any]:
         """Decode the opened items. Raise the error of the first item that is wrong."""

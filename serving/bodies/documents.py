@@ -142,6 +142,8 @@ class FlatJob(Job):
             raise self._refusal()
 
     def _refusal(self) -> InvalidRequest:
+        """Return the error for an object for which neither a stream nor Triton's generate extension
+        was requested. It names the first key that is an input or is unknown."""
         client = self.served.client
         text = f"the body must have one of the shapes {SHAPES}"
         instance_keys = client.instance_keys() if client else ()
@@ -264,6 +266,7 @@ def _is_tensor(value: Any) -> bool:
 
 
 def _payload_items(payload: Any, field: str) -> list[Item]:
+    """Return the only instance in a payload. The payload is the instance, or {"img": base64}."""
     if isinstance(payload, dict) and "img" in payload:
         picture = read(schemas.Picture, payload, f"the body, {field}")
         return [Item(f"{field}.img", value={"b64": picture.img})]
@@ -332,7 +335,9 @@ def _tensors(document: JsonObject, subject: str = "the body") -> schemas.Tensors
 
 def _large_tensors(data: bytes) -> schemas.Tensors | None:
     """Parse a large document of tensors with simdjson. Return None for any other document, which
-    the caller then parses with msgspec. If it is invalid, msgspec's error says why."""
+    the caller then parses with msgspec. If it is invalid, msgspec's error says why. Raise
+    PayloadTooLarge or Overloaded if a large document takes too much memory, and InvalidRequest if
+    it has a misspelt key."""
     if len(data) < LARGE or b'"datatype"' not in data:
         return None
     reserved = admit_json(data, simdjson_memory)
@@ -345,7 +350,8 @@ def _large_tensors(data: bytes) -> schemas.Tensors | None:
 
 def _parse_with_simdjson(data: bytes) -> schemas.Tensors | None:
     """Parse a document of tensors. Keep each `data` as an array of simdjson, so that its numbers do
-    not become Python objects. Return None for any other document."""
+    not become Python objects. Return None for any other document. Raise what `check_misspelt`
+    raises."""
     schemas.prepare(schemas.Tensors)
     try:
         document = _members(simdjson.Parser().parse(data), kept="inputs")

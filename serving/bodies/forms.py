@@ -49,21 +49,25 @@ class TextOrForm:
         return self._body_for(served.require_client()).bind(served, request)
 
     def _body_for(self, client: ModelClient) -> Instances | CsvBody:
+        """Return the body that the text or form is for this client. Raise InvalidRequest if a form
+        has neither a file nor a field with a key of an instance, or several files for a table."""
         keys = client.instance_keys()
         values = self._fields(client)
         instance = {key: value for key, value in values.items() if key in keys}
         if instance:
-            others = {*keys, *RESERVED}
-            parameters = {key: value for key, value in values.items() if key not in others}
+            not_parameters = {*keys, *RESERVED}
+            parameters = {key: value for key, value in values.items() if key not in not_parameters}
             return Instances([Item("form", value=instance)], parameters, named=self.named)
         if not self.items:
             or_fields = f", or the fields {', '.join(keys)}" if keys else ""
             raise InvalidRequest(
                 f"the form has no file; send one or more (curl -F image=@picture.jpg){or_fields}"
             )
-        if client.codec is ROW and self.media_type != URL_ENCODED:
+        if self.media_type == URL_ENCODED:  # says nothing, because curl declares any body so
+            return self._instances(URL_ENCODED)
+        if client.codec is ROW:
             return self._table()
-        if TEXT in client.codec.media_types and self.media_type != URL_ENCODED:
+        if TEXT in client.codec.media_types:
             return self._instances(TEXT)
         return self._instances(self.media_type)
 
@@ -80,6 +84,7 @@ class TextOrForm:
         return _parse_fields(data) if data.startswith(beginnings) else {}
 
     def _table(self) -> Instances | CsvBody:
+        """Return the only text or file as one row if it is JSON, or else as a table in CSV."""
         if len(self.items) > 1:
             raise InvalidRequest(
                 f"the form has {len(self.items)} files; send one of CSV, a line for each row"
@@ -134,7 +139,7 @@ def read_form(data: bytes, boundary: str) -> TextOrForm:
     reserve(FILES * len(data), "the form")
     _check_headers(data, boundary)
     parser = MultiPartParser(
-        stream_factory=lambda *_, **__: io.BytesIO(),
+        stream_factory=lambda *_, **__: io.BytesIO(),  # by default, large files go to the disk
         max_form_parts=MOST_PARTS,
         max_form_memory_size=MOST_FIELD,
     )

@@ -61,7 +61,8 @@ FORMATS = {
 # the pipelines' default values of parameters, where they differ from ours, keyed by task
 DEFAULTS = {"token-classification": {"aggregation_strategy": "simple"}}
 OURS = {"threshold": "confidence"}  # maps the pipelines' names of parameters to ours
-OF_EMBEDDINGS = ("truncate", "normalize", "dimensions", "prompt_name")
+# the fields of a Pipeline that become parameters of the same names
+PARAMETER_FIELDS = ("truncate", "normalize", "dimensions", "prompt_name")
 
 
 class Pipeline(ApiBody, kw_only=True):
@@ -86,7 +87,7 @@ class Pipeline(ApiBody, kw_only=True):
         if not data:
             raise InvalidRequest('the body is empty; send an image, a text or {"inputs": …}')
         is_object = data[:100].lstrip().startswith(b"{")
-        return super().of(data) if is_object else cls(inputs=data)
+        return super().of(data) if is_object else cls(inputs=data)  # an image or a text
 
     def bind(self, served: ServedModel, request: Request) -> Job:
         if isinstance(self.inputs, dict) and "source_sentence" in self.inputs:
@@ -100,9 +101,10 @@ class Pipeline(ApiBody, kw_only=True):
         return items_of(self.inputs, "inputs", client.codec.part)
 
     def client_parameters(self, client: ModelClient) -> Mapping[str, Any]:
-        own = {OURS.get(name, name): value for name, value in (self.parameters or {}).items()}
-        of_body = {name: getattr(self, name) for name in OF_EMBEDDINGS}
-        return {**DEFAULTS.get(client.task, {}), **of_body, **own}
+        given = self.parameters or {}
+        parameters = {OURS.get(name, name): value for name, value in given.items()}
+        fields = {name: getattr(self, name) for name in PARAMETER_FIELDS}
+        return {**DEFAULTS.get(client.task, {}), **fields, **parameters}
 
     def entries(self, job: ApiJob, result: Predictions) -> list[Any]:
         return pipeline_entries(job, result)

@@ -145,7 +145,7 @@ def items_of(value: Any, field: str, part: str = "") -> list[Item]:
     if not values:
         raise InvalidRequest(f"the body, '{field}' is an empty list; send one instance or more")
     check_count(len(values), MOST_INSTANCES, "instances", "send fewer at a time, or JSON lines")
-    reserve(ITEM * len(values), "the instances")  # until the end of the request
+    reserve(ITEM * len(values), "the instances")
     if part:
         values = [{part: entry} if isinstance(entry, str) else entry for entry in values]
     return [Item(field, value=entry) for entry in values]
@@ -191,7 +191,7 @@ class InstancesJob(Job):
         if batch is None:
             batch = self._next_batch(0)
         elif not batch.calls:
-            batch = self._next_batch(batch.end, batch.reserved.size > 0)
+            batch = self._next_batch(batch.end, holds_memory=batch.reserved.size > 0)
         inputs = batch.calls.pop(0)
         is_partial = bool(batch.calls)
         is_last = not is_partial and batch.end == len(self.items)
@@ -200,25 +200,28 @@ class InstancesJob(Job):
             inputs, flags, self.client.outputs, batch, is_partial=is_partial, is_last=is_last
         )
 
-    def _next_batch(self, first: int, holds: bool = False) -> Batch:
+    def _next_batch(self, first: int, holds_memory: bool = False) -> Batch:
         """Decode and preprocess the next instances, the first of which has the index `first`, and
         return them as a batch. In a sequence, a batch has one instance. Otherwise, it has as many
-        as fit into one call and into memory. If the request `holds` the memory of another batch, do
-        not wait for more memory, because requests could then wait for each other forever."""
+        as fit into one call and into memory. If the request already `holds_memory` of another
+        batch, do not wait for more memory, because requests could then wait for each other forever.
+
+        Raise a ServingError. Then all memory that this method reserved has been given back.
+        """
         most = 1 if self.sequence else self.client.model.max_batch_size or 1
         most = min(most, self._most_rows())
-        with collected() as for_opening, self.request.timings.stage("decode"):
-            items = self.items[first : first + most]
-            # an image is drawn on at full size
-            opened = self.request.decoder.open(
-                self.client, first, items, full_size=bool(self.picture)
-            )
-        memory = opened.memory
-        are_images = memory > 0
-        tensor_bytes = len(opened.values) * self._row_bytes() if are_images else 0
-        reserved = Reservation()
+        for_opening = reserved = Reservation()
         try:
-            reserved = self._reserve_batch(memory + tensor_bytes, holds)
+            with collected() as for_opening, self.request.timings.stage("decode"):
+                items = self.items[first : first + most]
+                # an image is drawn on at full size
+                opened = self.request.decoder.open(
+                    self.client, first, items, full_size=bool(self.picture)
+                )
+            memory = opened.memory
+            are_images = memory > 0
+            tensor_bytes = len(opened.values) * self._row_bytes() if are_images else 0
+            reserved = self._reserve_batch(memory + tensor_bytes, holds_memory)
             instances, tensors = self._preprocessed(opened, most)
             kept, size = self._sizes(memory, tensors)
             # Memory for images was reserved before decoding. For other instances, the size is known
@@ -227,7 +230,7 @@ class InstancesJob(Job):
                 reserved.shrink(size)
                 reserved.grow(size, "a batch of its instances")
             else:
-                reserved = self._reserve_batch(size, holds or kept > 0)
+                reserved = self._reserve_batch(size, holds_memory or kept > 0)
         except BaseException:
             reserved.shrink()
             for_opening.shrink()
@@ -291,15 +294,15 @@ class InstancesJob(Job):
         row = self.served.output_bytes(self.client.outputs, shape)
         return max(1, MOST_OUTPUT // max(1, row))
 
-    def _reserve_batch(self, size: int, holds: bool) -> Reservation:
+    def _reserve_batch(self, size: int, holds_memory: bool) -> Reservation:
         """Reserve the memory for a batch. If other requests hold the memory, wait for it, or raise
-        Overloaded if this request `holds` memory already. Raise PayloadTooLarge if a request may
+        Overloaded if this request `holds_memory` already. Raise PayloadTooLarge if a request may
         never hold that much, and TooLate if the deadline passes first."""
         while True:
             try:
                 return reserve(size, "a batch of its instances")
             except Overloaded:
-                if holds:
+                if holds_memory:
                     raise
                 sleep(self.request.deadline.left(PAUSE))
 
@@ -341,6 +344,7 @@ class InstancesJob(Job):
                 f"the client of model '{self.served.name}' made {len(predictions)} predictions of "
                 f"{len(batch.instances)} instances"
             )
+        # a client for texts says for each text whether it was truncated
         self.truncated += total(batch.tensors, "truncated")
         return Predictions(batch, replies[-1].version, predictions)
 
@@ -456,8 +460,9 @@ def client_parameters(
 
 
 def predictions_document(served: ServedModel, items: bytes, version: str, as_result: bool) -> bytes:
-    """Return the JSON of the reply. `items` is the JSON that `json_items` returned. It is not
-    passed through orjson, which would copy it twice."""
+    """Return the JSON of the reply. `items` is the JSON that `json_items` returned. If `as_result`
+    is true, it has only one prediction. It is not passed through orjson, which would copy it
+    twice."""
     if as_result:
         about = orjson.dumps({"modelname": served.public_name})
         return b"".join((about[:-1], b',"result":', items, b"}"))
@@ -466,8 +471,8 @@ def predictions_document(served: ServedModel, items: bytes, version: str, as_res
 
 
 def object_with_list(about: Mapping[str, Any], key: str, items: bytes) -> bytes:
-    """Return the JSON of the object `about` with an additional `key`, whose value is the list of
-    the `items`."""
+    """Return the JSON of the object `about`, which must not be empty, with an additional `key`. Its
+    value is the list whose JSON without brackets is `items`."""
     without_brace = orjson.dumps(about)[:-1]
     return b"".join((without_brace, b',"%b":[' % key.encode(), items, b"]}"))
 

@@ -44,7 +44,7 @@ from serving.triton.tensors import DATATYPES, SIZES, Array, InferReply, Tensor, 
 
 BINARY_TYPE = "application/vnd.sagemaker-triton.binary+json"
 # the datatypes of outputs for which classes can be requested; the same as in Triton
-SCORES = DATATYPES - {"BOOL", "BYTES", "FP16", "BF16"}
+SCORE_DATATYPES = DATATYPES - {"BOOL", "BYTES", "FP16", "BF16"}
 OTHER_BODIES = ("instances", "payload")  # keys that occur only in bodies without tensors
 LONGEST_KEY = 40  # how many characters of an unknown key difflib compares
 MOST_OTHERS = 100  # how many unknown keys are compared with all fields, which is slow
@@ -105,11 +105,13 @@ class TensorJob(Job):
             self.outputs.setdefault(output.name, output.parameters or schemas.OutputParameters())
         # maps each output that is to be returned as classes to the number of classes
         self.classes: dict[str, Any] = {
-            name: own.classification for name, own in self.outputs.items() if own.classification
+            name: options.classification
+            for name, options in self.outputs.items()
+            if options.classification
         }
         for spec in served.model.outputs:
-            if spec.name in self.classes and spec.datatype not in SCORES:
-                kinds = ", ".join(sorted(SCORES))
+            if spec.name in self.classes and spec.datatype not in SCORE_DATATYPES:
+                kinds = ", ".join(sorted(SCORE_DATATYPES))
                 problem = f"output '{spec.name}' is {spec.datatype}, which has no classes"
                 raise InvalidRequest(f"{problem}: classification takes {kinds}")
 
@@ -169,9 +171,9 @@ class TensorJob(Job):
         over the parameter `binary_data_output` of the request."""
         default = bool(self.parameters.get("binary_data_output", False))
         chosen = {
-            name: own.binary_data
-            for name, own in self.outputs.items()
-            if own.binary_data is not UNSET
+            name: options.binary_data
+            for name, options in self.outputs.items()
+            if options.binary_data is not UNSET
         }
         return {tensor.name for tensor in result.outputs if chosen.get(tensor.name, default)}
 
@@ -281,14 +283,16 @@ def write_reply(
     own_id: str = "",
     binary: Collection[str] = (),
 ) -> bytes:
-    """Return the JSON of a KServe v2 reply. For the outputs named in `binary`, it contains the size
-    of the data instead of the data. Raise PayloadTooLarge or Overloaded if it takes too much
-    memory."""
+    """Return the JSON of a KServe v2 reply. `own_id` is the id in the caller's body. For the
+    outputs named in `binary`, the reply contains the size of the data instead of the data. Raise
+    PayloadTooLarge or Overloaded if it takes too much memory, and TooLate if the request has no
+    time left."""
     document: JsonObject = {"id": own_id} if own_id else {}
     document |= {"model_name": served.public_name, "model_version": reply.version}
     if reply.parameters:
         document["parameters"] = dict(reply.parameters)
     text = io.BytesIO()
+    # leave the list of outputs open, to write the outputs into it one by one
     text.write(orjson.dumps({**document, "outputs": []}).removesuffix(b"]}"))
     with reserve_json([tensor for tensor in reply.outputs if tensor.name not in binary], budget):
         for number, tensor in enumerate(reply.outputs):

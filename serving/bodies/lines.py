@@ -68,6 +68,7 @@ class Record:
 
     @property
     def count(self) -> int:
+        """Return the number of instances, or 1 if the line does not contain instances."""
         return len(self.body.items) if isinstance(self.body, Instances) else 1
 
     def can_join(self, other: "Record") -> bool:
@@ -119,8 +120,8 @@ class JsonLines:
         except ServingError as err:
             _check_line_error(err)
             return Record(err)
-        is_whole = isinstance(value, dict) and not WHOLE_BODY_KEYS.isdisjoint(value)
-        return Record(body, is_bare=not is_whole)
+        is_whole_body = isinstance(value, dict) and not WHOLE_BODY_KEYS.isdisjoint(value)
+        return Record(body, is_bare=not is_whole_body)
 
     def _body(self, value: Any, length: int, served: ServedModel) -> Shape:
         """Return the body that the value of a line of `length` bytes represents. If the value does
@@ -185,7 +186,7 @@ class LinesJob(Job):
         try:
             for records in groups(self._records, most):
                 with collected() as reserved:
-                    lines = self._answer(gateway, records)
+                    lines = self._answer_group(gateway, records)
                 reserved.shrink()
                 for record in records:
                     record.reserved.shrink()
@@ -203,21 +204,21 @@ class LinesJob(Job):
             )
         return Reply(written.getvalue(), JSON_LINES, self.version)
 
-    def _answer(self, gateway: TritonGateway, records: list[Record]) -> list[bytes]:
+    def _answer_group(self, gateway: TritonGateway, records: list[Record]) -> list[bytes]:
         """Return one line for each record of a group. If the group fails, answer each half of it
         separately, until each wrong record is alone."""
         check_time()
         try:
-            return self._lines(gateway, records)
+            return self._answer_as_one_job(gateway, records)
         except ServingError as err:
             _check_line_error(err)
             if len(records) == 1:
                 return [_error_line(err)]
         half = len(records) // 2
-        lines = self._answer(gateway, records[:half])
-        return lines + self._answer(gateway, records[half:])
+        lines = self._answer_group(gateway, records[:half])
+        return lines + self._answer_group(gateway, records[half:])
 
-    def _lines(self, gateway: TritonGateway, records: list[Record]) -> list[bytes]:
+    def _answer_as_one_job(self, gateway: TritonGateway, records: list[Record]) -> list[bytes]:
         """Answer the records of a group as one job, and return their lines. A record without
         instances is always a group of its own (`groups`). Raise a ServingError."""
         body = records[0].body
@@ -236,7 +237,8 @@ class LinesJob(Job):
         return [reply.content + b"\n"]
 
     def _predict(self, gateway: TritonGateway, records: list[Record]) -> list[bytes]:
-        """Answer records that contain instances as one job, and return their lines."""
+        """Answer records that contain instances as one job, and return their lines. `can_join` has
+        made sure that all of them do, and that their parameters are equal."""
         bodies = [record.body for record in records if isinstance(record.body, Instances)]
         items = list(chain.from_iterable(body.items for body in bodies))
         job = InstancesJob(self.served, self.request, Instances(items, bodies[0].parameters))
@@ -278,6 +280,7 @@ def _check_line_error(error: ServingError) -> None:
 
 
 def _error_line(error: ServingError) -> bytes:
+    """Return the line that reports the error. Log the error if the caller did not cause it."""
     if error.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
         log.error("a line of a batch: %s", error, exc_info=error)
     # remove the instance's number: it is counted within a group, so the caller cannot interpret it

@@ -34,7 +34,7 @@ class NpyBody(TensorBody):
     def inputs(self, job: Job) -> list[Tensor]:
         model = job.served.model
         spec = only_input(model, "an npy body", "KServe v2 tensors")
-        array = _fitted(read_npy(bytes(self.binary)), spec, model.max_batch_size)
+        array = _input_array(read_npy(bytes(self.binary)), spec, model.max_batch_size)
         return [Tensor.of(spec.name, array, spec.datatype)]
 
 
@@ -85,7 +85,7 @@ def _fills(shape: tuple[int, ...], itemsize: int, size: int) -> bool:
     return math.prod(shape) * itemsize == size
 
 
-def _fitted(array: Array, spec: TensorSpec, max_batch_size: int) -> Array:
+def _input_array(array: Array, spec: TensorSpec, max_batch_size: int) -> Array:
     """Convert the array to the input's datatype. If only the batch dimension is missing, add it.
     Raise a ServingError if a value does not fit the datatype or the array takes too much memory."""
     dtype = numpy_dtype(spec.datatype)

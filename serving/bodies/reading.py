@@ -38,9 +38,9 @@ from serving.headers import CSV, LIBSVM, NPY_TYPE
 
 # maps the first bytes of image files to their formats
 IMAGES = {b"\x89PNG": "png", b"\xff\xd8\xff": "jpeg", b"RIFF": "webp", b"GIF8": "gif"}
-OBJECT = re.compile(rb"(?:%b)?\s*\{" % BOM)
+BEGINS_OBJECT = re.compile(rb"(?:%b)?\s*\{" % BOM)
 ListOrString: Any = list[Any] | str
-LIST_OR_STRING = re.compile(rb"(?:%b)?\s*[\[\"]" % BOM)
+BEGINS_LIST_OR_STRING = re.compile(rb"(?:%b)?\s*[\[\"]" % BOM)
 Body = Shape | ApiBody | BareBody | CsvBody | JsonLines | TextOrForm
 
 
@@ -84,7 +84,7 @@ def read_body(content_type: str, data: bytes, generates: bool = False, stream: s
         )
     if kind.endswith("json"):
         return _read_json(data, generates, stream)
-    if OBJECT.match(data) and kind not in (TEXT, CSV):
+    if BEGINS_OBJECT.match(data) and kind not in (TEXT, CSV):
         return read_object(data, generates, stream)
     # A text or CSV may begin with { too. It counts as JSON only if it has one of WHOLE_BODY_KEYS.
     if document := _object_in_text(data):
@@ -109,15 +109,16 @@ def _read_json(data: bytes, generates: bool, stream: str) -> Body:
             raise InvalidRequest(
                 f"the body is a {image.upper()}, not JSON; send Content-Type: image/{image}"
             )
-    if LIST_OR_STRING.match(data):
+    if BEGINS_LIST_OR_STRING.match(data):
         return BareBody(read(ListOrString, data), len(data))
     return read_object(data, generates, stream)
 
 
 def _object_in_text(data: bytes) -> JsonObject | None:
     """Return the JSON object in a body that was declared as text or CSV. Return None if the body is
-    not a JSON object, is too large to parse, or has none of WHOLE_BODY_KEYS."""
-    if not OBJECT.match(data):
+    not a JSON object, is too large to parse, or has none of WHOLE_BODY_KEYS. Raise Overloaded if
+    other requests hold the memory to parse it."""
+    if not BEGINS_OBJECT.match(data):
         return None
     with suppress(InvalidRequest, PayloadTooLarge):
         document = read(JsonObject, data)

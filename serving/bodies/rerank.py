@@ -57,10 +57,10 @@ class Rerank(ApiBody, kw_only=True):
 
     def entries(self, job: ApiJob, result: Predictions) -> list[Any]:
         (prediction,) = result.predictions
-        score = "relevance_score" if self.texts is None else "score"
+        score_key = "relevance_score" if self.texts is None else "score"
         entries = []
         for ranked in prediction["ranking"]:
-            entry: JsonObject = {"index": ranked["index"], score: ranked["score"]}
+            entry: JsonObject = {"index": ranked["index"], score_key: ranked["score"]}
             if self.return_documents:
                 entry["document"] = {"text": ranked["document"]}
             if self.return_text:

@@ -221,7 +221,8 @@ def json_values(tensor: Tensor) -> Any:
 def write_items(text: io.BytesIO, values: Any) -> None:
     """Write the JSON of a flat array or a list of strings, without its brackets. Write it in
     pieces, because orjson holds the GIL while it writes, and takes 0.3 s for 12 million numbers. If
-    there are many values, only one request of a worker writes a piece at a time. Raise TooLate."""
+    there are many values, only one request of a worker writes a piece at a time. Raise TooLate if
+    the request has no time left."""
     for start in range(0, len(values), AT_ONCE):
         check_time()
         portion = values[start : start + AT_ONCE]

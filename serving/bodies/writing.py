@@ -116,7 +116,7 @@ def _count(tensor: Tensor) -> int:
 
 
 def _rows(tensor: Tensor) -> Iterator[bytes]:
-    """Yield the cells of each row of a tensor as CSV."""
+    """Yield each row of a tensor as CSV without the line end, or b"" if the row has no cells."""
     width = math.prod(tensor.shape[1:])
     values = json_values(tensor)
     for number in range(_count(tensor)):

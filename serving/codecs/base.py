@@ -16,7 +16,7 @@ from serving.request_memory import BASE64, CELLS, reserve, text_memory
 
 FORM = "multipart/form-data"
 # converts the URL-safe alphabet to the standard one, and removes white space
-_URL_SAFE = str.maketrans("-_", "+/", " \t\r\n\v\f")
+_TO_STANDARD = str.maketrans("-_", "+/", " \t\r\n\v\f")
 csv.field_size_limit(2**31 - 1)  # cells are limited only by the size of the body
 
 
@@ -31,14 +31,16 @@ class Limits:
 
 class Codec(ABC):
     """Decodes one kind of instance. The methods raise DecodingError if an instance is invalid,
-    PayloadTooLarge or Overloaded if it takes too much memory, and TooLate.
+    PayloadTooLarge or Overloaded if it takes too much memory, and TooLate if the request has no
+    time left.
 
     An instance is first opened, which shows how large it is, and then loaded. For an image, opening
     is quick, and loading takes time and memory. Other instances are decoded when they are opened.
 
-    `expected` says in error messages what JSON to send. If that is an object, `part` is the field
-    that contains the instance, and `keys` are all the fields that are read (None if any fields are
-    allowed).
+    `name` is the kind of instance; Decoder limits each kind separately. `media_types` are those of
+    raw bytes. `expected` says in error messages what JSON to send. `keys` are all the fields of an
+    object that are read (None if any fields are allowed). If an instance in JSON must be an object,
+    `part` is the field that contains its data.
     """
 
     name: str
@@ -79,11 +81,11 @@ class Codec(ABC):
 def decode_base64(encoded: str) -> bytes:
     """Decode any base64: URL-safe, without padding, with line breaks, or after a `data:…;base64,`
     prefix. Raise DecodingError if it is invalid, and PayloadTooLarge or Overloaded if it takes too
-    much memory."""
+    much memory. The memory for the result stays reserved."""
     reserved = reserve(BASE64 * len(encoded), "base64")
     if encoded.startswith("data:") and "," in encoded[:256]:
         encoded = encoded.split(",", 1)[1]
-    compact = encoded.translate(_URL_SAFE).rstrip("=")
+    compact = encoded.translate(_TO_STANDARD).rstrip("=")
     padding = "=" * (-len(compact) % 4)
     try:
         data = b64decode(compact + padding, validate=True)
@@ -124,10 +126,10 @@ class TextCodec(Codec):
             raise DecodingError(f"the text is not UTF-8 (byte {err.start})") from err
 
     def open_json(self, value: Any, limits: Limits) -> str:
-        own = value.get("text") if isinstance(value, dict) else value
-        if not isinstance(own, str):
+        text = value.get("text") if isinstance(value, dict) else value
+        if not isinstance(text, str):
             raise DecodingError(f"expected {self.expected}, got {describe(value)}")
-        return own
+        return text
 
     def length(self, opened: Any) -> int:
         return len(opened)

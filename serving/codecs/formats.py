@@ -14,12 +14,12 @@ from serving.errors import DecodingError
 
 PIXEL = 4  # bytes per pixel in Pillow's largest modes, which include RGB
 # bytes per pixel of a WebP: two canvases of libwebp, Pillow's copy of one, and the RGB image
-WEBP_BUFFERS = 16
+WEBP_PIXEL = 16
 # The maximum number of scans in a JPEG of the maximum size. Each scan is a pass over all pixels.
 # The progressive JPEGs that libjpeg writes have 10.
 SCANS = 16
 START_OF_SCAN = b"\xff\xda"
-SCAN_COMPONENTS = 4  # bytes from START_OF_SCAN to the number of components in the scan
+SCAN_COMPONENTS = 4  # where a scan has its number of components, in bytes from START_OF_SCAN
 # Formats that may have several frames. MPO is missing, because its second frame is only a preview.
 ANIMATED = {"GIF", "PNG", "WEBP", "TIFF"}
 # pixels to convert at a time; each takes up to 16 bytes during the conversion
@@ -46,7 +46,8 @@ BIG_TIFF = 43  # the version number of BigTIFF, which has 64-bit offsets
 MOST_VALUES = 2**17  # maximum number of values in a tag; Pillow turns each into a Python object
 MOST_FRACTIONS = 2**12  # maximum number of fractions in a tag; Pillow takes 2.4 µs for each
 FRACTIONS = {TiffTags.RATIONAL, TiffTags.SIGNED_RATIONAL}
-WHOLE = {TiffTags.BYTE, TiffTags.ASCII, TiffTags.UNDEFINED}  # types whose data is a single value
+# the types whose data Pillow turns into a single Python object
+ONE_OBJECT = {TiffTags.BYTE, TiffTags.ASCII, TiffTags.UNDEFINED}
 
 # let libtiff read strips, because Pillow's Python code takes minutes for a million of them
 TiffImagePlugin.READ_LIBTIFF = True
@@ -55,8 +56,8 @@ TiffImagePlugin.READ_LIBTIFF = True
 def _load_bounded(
     load: Callable[..., Any], most: int, tags: Any, data: bytes, *options: Any
 ) -> Any:
-    """Load the values of a tag with Pillow's function `load`. Raise DecodingError if the `data` is
-    longer than `most` bytes."""
+    """Load the values of a tag with Pillow's function `load`, which gets `tags`, `data` and
+    `options`. Raise DecodingError if `data` is longer than `most` bytes."""
     if len(data) > most:
         raise DecodingError(
             f"the image has too much metadata (a tag of {len(data)} bytes); save it again without "
@@ -66,10 +67,10 @@ def _load_bounded(
 
 
 def _bound_tags() -> None:
-    """Change Pillow so that it loads only a limited number of values from a TIFF tag, because each
-    becomes a Python object."""
+    """Change Pillow so that it refuses a TIFF tag with too many values, because each becomes a
+    Python object."""
     loaders = TiffImagePlugin.ImageFileDirectory_v2._load_dispatch
-    for kind in loaders.keys() - WHOLE:
+    for kind in loaders.keys() - ONE_OBJECT:
         size, load = loaders[kind]
         count = MOST_FRACTIONS if kind in FRACTIONS else MOST_VALUES
         loaders[kind] = (size, partial(_load_bounded, load, count * size))
@@ -83,14 +84,14 @@ def decoder_memory(image: Image.Image, data: bytes, scans: int, max_image_pixels
     is the file; `scans` is the number of scans in its JPEG data. Raise DecodingError if decoding
     would take too much work, if the sizes in a TIFF are ambiguous, or if the file has several
     frames."""
-    pixels = image.width * image.height  # that are decoded at a time
+    pixels = image.width * image.height  # how many are decoded at a time
     tags = None
     if isinstance(image, TiffImagePlugin.TiffImageFile):
         tags = image.tag_v2
         _check_tags(data, tags)
         pixels = _pixels_at_once(image, tags)
         if "jpeg" not in str(image.info.get("compression", "")):
-            scans = 0  # what was counted is other data that looks like the marker of a scan
+            scans = 0  # other data happened to look like the marker of a scan
     if scans * pixels > SCANS * max_image_pixels:
         raise DecodingError(
             f"the JPEG image has {scans} scans; send it as one that is not progressive"
@@ -100,15 +101,15 @@ def decoder_memory(image: Image.Image, data: bytes, scans: int, max_image_pixels
         raise DecodingError("the BMP image is run-length encoded; send it uncompressed, or as PNG")
     if image.format in ANIMATED and getattr(image, "is_animated", False):
         raise DecodingError(f"the {image.format} image has more than one frame; send one frame")
-    # Unless a single scan contains all pixels, libjpeg keeps the coefficients of the whole image.
-    # (For a JPEG with such a scan, Header does not call this function.)
+    # Unless a single scan contains all pixels, libjpeg keeps all coefficients of the image, which
+    # take two bytes each. (For a JPEG with such a scan, Header does not call this function.)
     coefficients = 2 * len(image.getbands()) * pixels if scans else 0
     if tags is not None:
         bits: int = max(tags.get(TiffImagePlugin.BITSPERSAMPLE, (1,)))
         samples = int(tags.get(TiffImagePlugin.SAMPLESPERPIXEL, 1))
         return pixels * max(bits * samples // 8, PIXEL) + coefficients
     if image.format == "WEBP":
-        return pixels * WEBP_BUFFERS
+        return pixels * WEBP_PIXEL
     return coefficients
 
 
@@ -119,14 +120,15 @@ def _pixels_at_once(image: Image.Image, tags: TiffImagePlugin.ImageFileDirectory
     length = tags.get(TiffImagePlugin.TILELENGTH)
     if width and length:
         return int(width) * int(length)
-    side = max(image.size)  # the sides of a rotated image are swapped
+    # Pillow swaps the sides of a rotated image, so its width in the file may be either side
+    side = max(image.size)
     rows = min(int(tags.get(TiffImagePlugin.ROWSPERSTRIP, side)), side)
     return min(rows * side, image.width * image.height)
 
 
 def is_in_one_scan(image: Image.Image, data: bytes) -> bool:
-    """Return whether the only scan of a JPEG has all of its pixels. Decoding such a JPEG takes much
-    less memory. `data` is the file."""
+    """Return whether the only scan of a JPEG contains all components of its pixels. Decoding such a
+    JPEG takes much less memory. `data` is the file, which must have exactly one scan."""
     at = data.find(START_OF_SCAN) + SCAN_COMPONENTS
     components_of_scan = data[at : at + 1]
     components_of_image = bytes([getattr(image, "layers", 0)])
@@ -139,20 +141,20 @@ def _check_tags(data: bytes, tags: TiffImagePlugin.ImageFileDirectory_v2) -> Non
     after an invalid one. Only the first directory of the TIFF `data` is read, because a TIFF with
     several is refused."""
     order = "<" if data.startswith(b"II") else ">"
-    header = "4xL"  # the offset of the directory
-    number = "H"  # how many entries the directory has
-    entry = "HHL4x"  # a tag, the type of its values, and how many there are
+    offset_format = "4xL"  # of the offset of the directory in the file
+    count_format = "H"  # of the number of entries in the directory
+    entry_format = "HHL4x"  # of a tag, the type of its values, and how many there are
     if BIG_TIFF in data[2:4]:
-        header = "8xQ"
-        number = "Q"
-        entry = "HHQ8x"
-    (start,) = struct.unpack_from(order + header, data)
-    (count,) = struct.unpack_from(order + number, data, start)
-    start += struct.calcsize(order + number)
-    end = start + count * struct.calcsize(order + entry)
+        offset_format = "8xQ"
+        count_format = "Q"
+        entry_format = "HHQ8x"
+    (start,) = struct.unpack_from(order + offset_format, data)
+    (count,) = struct.unpack_from(order + count_format, data, start)
+    start += struct.calcsize(order + count_format)
+    end = start + count * struct.calcsize(order + entry_format)
     entries = data[start:end]
     seen = set()
-    for tag, kind, value_count in struct.iter_unpack(order + entry, entries):
+    for tag, kind, value_count in struct.iter_unpack(order + entry_format, entries):
         if tag not in SIZE_TAGS:
             continue
         # BITSPERSAMPLE has one value for each sample
@@ -191,14 +193,14 @@ def _high_bytes(image: Image.Image, tags: Mapping[int, Any]) -> Image.Image:
     """Convert a 16-bit gray image to 8 bits. The transparent level becomes white."""
     levels = np.asarray(image)
     bits: int = max(tags.get(TiffImagePlugin.BITSPERSAMPLE, (16,)))  # a TIFF may have 12
-    grey = (levels >> (bits - 8)).astype(np.uint8)
+    gray = (levels >> (bits - 8)).astype(np.uint8)
     # Pillow inverts images whose white is 0 only if they have 8 bits
     if tags.get(TiffImagePlugin.PHOTOMETRIC_INTERPRETATION) == WHITE_IS_ZERO:
-        grey = ~grey
+        gray = ~gray
     transparent = image.info.get("transparency")
     if transparent is not None:
-        grey[levels == transparent] = 255
-    return Image.fromarray(grey)
+        gray[levels == transparent] = 255
+    return Image.fromarray(gray)
 
 
 def _strip_to_rgb(image: Image.Image) -> Image.Image:

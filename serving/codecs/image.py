@@ -33,17 +33,16 @@ CURL = "curl needs --data-binary @file"  # because -d @file removes line ends fr
 # Bytes of memory per pixel, enough for two images: the decoded one, and its conversion to RGB or
 # its rotated copy.
 BYTES_PER_PIXEL = 2 * PIXEL
-PAIR = int.from_bytes(START_OF_SCAN, "little")
 # How many times Pillow may read from the file while it opens the header. The header of a photo has
 # tens of parts, each of which Pillow reads in microseconds.
-HEADER_PARTS = 800
+HEADER_READS = 800
 HEADER_BYTES = 8 * 2**20  # how many bytes Pillow may read while it opens the header
 # The smallest average size of the reads after the header. The blocks of a GIF have up to 256 bytes,
 # and the chunks of a PNG have thousands.
 BYTES_PER_READ = 32
 # A JPEG is decoded at a reduced size only if its sides shrink by at least this factor, because
 # libjpeg takes longer to decode at 7/8 of the size (a factor of 1.14) than at full size.
-SMALLER = 1.3
+MIN_FACTOR = 1.3
 SENT = "size as sent"  # the key in an image's `info`; `rgb` overwrites a file's own entry
 TRANSPOSED = (5, 6, 7, 8)  # the EXIF orientations that swap width and height
 
@@ -65,7 +64,7 @@ class _File(BytesIO):
     reads. Without these limits, a malicious header could make Pillow, which is written in Python,
     read millions of times."""
 
-    reads_left = HEADER_PARTS
+    reads_left = HEADER_READS
     bytes_left = HEADER_BYTES
 
     def read(self, size: int | None = -1, /) -> bytes:
@@ -89,17 +88,17 @@ class Header:
         limits."""
         self.data = data
         self.side = limits.side
-        # simplejpeg's options; it ignores a minimum of 0
-        self.smaller = {"min_height": self.side, "min_width": self.side, "min_factor": SMALLER}
+        # simplejpeg's options for a reduced size; it ignores a minimum of 0
+        self.scaling = {"min_height": self.side, "min_width": self.side, "min_factor": MIN_FACTOR}
         try:
             file = _File(data)
             self.image = Image.open(file, formats=FORMATS)
             # The header has been read. Pillow may read the rest twice: once to find the frames, and
             # once to decode the pixels.
-            file.reads_left = HEADER_PARTS + len(data) // BYTES_PER_READ
+            file.reads_left = HEADER_READS + len(data) // BYTES_PER_READ
             file.bytes_left = 2 * (HEADER_BYTES + len(data))
             self._check(limits.max_image_pixels)
-            self.sent = self.image.size  # `draft` changes the image's size
+            self.size_as_sent = self.image.size  # `draft` changes the image's size
             # make Pillow decode a JPEG at 1/2, 1/4 or 1/8 of its size if that is enough
             if self.side:
                 self.image.draft(self.image.mode, (self.side, self.side))
@@ -116,8 +115,8 @@ class Header:
             ) from err
 
     def _check(self, most_pixels: int) -> None:
-        """Set `buffer` to the bytes of memory that decoding takes besides the pixels. Raise
-        DecodingError if decoding would exceed the limits."""
+        """Raise DecodingError if decoding would exceed the limits. Set `buffer` to the bytes of
+        memory that the decoder takes besides the decoded image."""
         image = self.image
         kind = image.format
         sides = f"{image.width}×{image.height}"
@@ -151,7 +150,8 @@ class Header:
 
     @property
     def memory(self) -> int:
-        """Return how many bytes of memory decoding the image to RGB takes at most."""
+        """Return how many bytes of memory decoding the image to RGB takes at most, at the reduced
+        size if `draft` has reduced it."""
         size = self.image.width * self.image.height * PIXEL
         second = max(size, self.buffer)  # a second image, or the decoder's buffer
         return size + second
@@ -165,7 +165,8 @@ class Header:
             ImageOps.exif_transpose(image, in_place=True)
             if image.mode != "RGB" or image.has_transparency_data:
                 image = to_rgb(image)
-            image.info[SENT] = self.sent[::-1] if is_transposed else self.sent
+            size = self.size_as_sent
+            image.info[SENT] = size[::-1] if is_transposed else size
             return image
         except DecodingError:
             raise
@@ -183,7 +184,7 @@ class Header:
         if image.format in JPEG and image.mode in ("RGB", "L"):
             with suppress(Exception):  # then Pillow, which tolerates more errors, decodes it
                 if image.getexif().get(ExifTags.Base.Orientation, 1) == 1:
-                    decoded: Pixels = simplejpeg.decode_jpeg(self.data, **self.smaller)
+                    decoded: Pixels = simplejpeg.decode_jpeg(self.data, **self.scaling)
                     return decoded
         return np.asarray(self.rgb())
 
@@ -195,12 +196,12 @@ class Header:
         image = self.image
         if self.side and image.format in JPEG and image.mode in ("RGB", "L"):
             with suppress(Exception):
-                height, width, *_ = simplejpeg.decode_jpeg_header(self.data, **self.smaller)
+                height, width, *_ = simplejpeg.decode_jpeg_header(self.data, **self.scaling)
                 # do not exceed the size from which `memory` was computed
                 if width < image.width and height < image.height:
                     pixels = np.empty((height, width, 3), np.uint8)
                     decoded = Image.fromarray(
-                        simplejpeg.decode_jpeg(self.data, buffer=pixels, **self.smaller)
+                        simplejpeg.decode_jpeg(self.data, buffer=pixels, **self.scaling)
                     )
                     decoded.info = image.info  # it contains the orientation
                     return decoded
@@ -211,11 +212,12 @@ class Header:
 def _count_scans(data: bytes) -> int:
     """Return how often the marker of a scan occurs in JPEG data. The scans of an embedded preview
     count too. (This takes a quarter of the time of bytes.count.)"""
+    marker = int.from_bytes(START_OF_SCAN, "little")
     scans = 0
     for first in (0, 1):  # the marker may be at an even or an odd offset
         count = (len(data) - first) // 2
         pairs = np.frombuffer(data, "<u2", count, first)
-        scans += int(np.count_nonzero(pairs == PAIR))
+        scans += int(np.count_nonzero(pairs == marker))
     return scans
 
 

@@ -1,6 +1,7 @@
 """Tests that instances are split into batches, bounded in number and pixels, and that predictions
 keep their order."""
 
+import base64
 import gc
 import io
 import threading
@@ -316,6 +317,16 @@ def test_send_a_batch_ahead_only_if_both_fit_into_memory(echo: Recorder) -> None
     with opened(small):
         assert predict(echo, client_of(1), items(3))[0] == [0.0, 1.0, 2.0]
     assert (small.size, small.peak) == (0, 156)
+
+
+def test_give_back_the_memory_of_a_batch_that_cannot_be_opened_ahead(echo: Recorder) -> None:
+    """There is memory for the first image of the second batch, but not for its second image."""
+    images = [base64.b64encode(item(level).raw or b"").decode() for level in range(4)]
+    account = Account(750)
+    with opened(account):
+        items = [Item("instances", value={"b64": image}) for image in images]
+        assert predict(echo, client_of(2), items)[0] == [0.0, 1.0, 2.0, 3.0]
+    assert account.size == 0
 
 
 def test_free_a_batch_while_the_next_one_waits_for_memory(echo: Recorder) -> None:
