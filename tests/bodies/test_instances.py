@@ -329,6 +329,21 @@ def test_give_back_the_memory_of_a_batch_that_cannot_be_opened_ahead(echo: Recor
     assert account.size == 0
 
 
+def test_hold_no_memory_of_a_failed_group_of_lines(echo: Recorder) -> None:
+    peaks = []
+    for last in (item(3, side=200).raw, b"no image"):
+        images = [*(item(level, side=200).raw or b"" for level in range(3)), last or b""]
+        lines = b"".join(b'{"b64": "%b"}\n' % base64.b64encode(image) for image in images)
+        request = Request("id", decoder=Decoder(Limits()))
+        account = Account()
+        with opened(account):
+            reply = JsonLines(lines).bind(client_of(1), request).answer(echo)
+        assert len(reply.content.splitlines()) == 4
+        peaks.append(account.peak)
+    without_error, with_error = peaks
+    assert with_error <= 1.1 * without_error
+
+
 def test_free_a_batch_while_the_next_one_waits_for_memory(echo: Recorder) -> None:
     made: list[weakref.ref[Any]] = []
     alive = []
