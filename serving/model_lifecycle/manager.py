@@ -185,7 +185,13 @@ class Manager:
         try:
             self.reload(entry)
         finally:
-            self.gateway.unload(entry.triton_name)
+            self._begin_unload(entry)
+
+    def _begin_unload(self, entry: Entry) -> None:
+        """Make Triton start unloading the model and, for an archive, its parts, because Triton does
+        not unload the parts of an ensemble that failed to load. Raise a ServingError."""
+        for name in self.staged_names(entry):
+            self.gateway.unload(name)
 
     def unload(self, entry: Entry) -> None:
         """Keep new calls from using the model, wait until the calls in flight have ended, make
@@ -203,7 +209,7 @@ class Manager:
             raise TritonTimeout(f"'{entry.name}' is still in use after {seconds:g} s; try again")
         if not self._wait_until(lambda: "LOADING" not in self._states(entry), STUB_SECONDS):
             self._end_load(entry)
-        self.gateway.unload(entry.triton_name)
+        self._begin_unload(entry)
         if not self._wait_until(lambda: self._is_unloaded(entry), self.unload_timeout):
             self._end_unload(entry)
         self.unstage(entry)
@@ -261,15 +267,9 @@ class Manager:
 
     def _states(self, entry: Entry) -> set[str]:
         """Return the states that Triton reports for the versions of the model and, for an archive,
-        of its parts. Leave out the state READY of parts, because Triton does not unload the parts
-        of an ensemble that failed to load."""
+        of its parts."""
         names = self.staged_names(entry)
-        states = set()
-        for version in self.index():
-            is_ready_part = version.name != entry.triton_name and version.state == "READY"
-            if version.name in names and not is_ready_part:
-                states.add(version.state)
-        return states
+        return {version.state for version in self.index() if version.name in names}
 
     def _kill_processes(self, entry: Entry) -> bool:
         """Kill the processes of the model and of its parts. Return whether there were any."""

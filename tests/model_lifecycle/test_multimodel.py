@@ -103,6 +103,20 @@ def make_ensemble(archive: Path, factor: float, label: str, initialize: str = "p
     (archive / "whole/client.py").write_text(CLIENT.replace("LABEL", label))
 
 
+def make_parts(archive: Path, initialize: str) -> None:
+    """Make an ensemble of a sound part, and of another one that runs `initialize` when it
+    starts."""
+    make_ensemble(archive, 2, "half", initialize)
+    make_model(archive / "sound")
+    config = archive / "whole/config.pbtxt"
+    sound = 'step { model_name: "sound" model_version: -1 input_map { key: "x" value: "x" } '
+    sound += 'output_map { key: "y" value: "m" } } step {'
+    text = config.read_text().replace(
+        'input_map { key: "x" value: "x" }', 'input_map { key: "x" value: "m" }'
+    )
+    config.write_text(text.replace("step {", sound, 1))
+
+
 class Container:
     """Runs a server in multi-model mode, and makes SageMaker's calls to it."""
 
@@ -313,19 +327,23 @@ def test_leave_nothing_of_a_failed_load_and_load_it_once_fixed(running: Containe
 
 def test_unload_all_parts_of_an_ensemble_if_one_fails(running: Container) -> None:
     wait_until(lambda: running.stubs() == len(LOADED), "one process for each loaded model")
-    archive = running.path("half")
-    make_ensemble(
-        archive, 2, "half", initialize="time.sleep(1); raise ValueError('it cannot start')"
-    )
-    make_model(archive / "sound")
-    config = archive / "whole/config.pbtxt"
-    sound = 'step { model_name: "sound" model_version: -1 input_map { key: "x" value: "x" } '
-    sound += 'output_map { key: "y" value: "m" } } step {'
-    text = config.read_text().replace(
-        'input_map { key: "x" value: "x" }', 'input_map { key: "x" value: "m" }'
-    )
-    config.write_text(text.replace("step {", sound, 1))
+    make_parts(running.path("half"), "time.sleep(1); raise ValueError('it cannot start')")
     expect_error(running.load("half", "half"), 400, "load_failed", "part")
+    wait_until(lambda: running.stubs() == len(LOADED), "the sound part is gone too")
+
+
+def test_unload_the_sound_part_of_an_ensemble_that_failed_later(
+    running: Container, tmp_path: Path
+) -> None:
+    """The other part cannot start again after tritonserver has been restarted."""
+    missing = tmp_path / "missing"
+    make_parts(running.path("late"), f"open({str(missing)!r})")
+    missing.touch()
+    assert running.load("late", "late").status_code == 200
+    missing.unlink()
+    running.server.replace("tritonserver")
+    wait_until(lambda: running.stubs() == len(LOADED) + 1, "the sound part is loaded again")
+    assert running.unload("late").status_code == 200
     wait_until(lambda: running.stubs() == len(LOADED), "the sound part is gone too")
 
 
