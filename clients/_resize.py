@@ -95,7 +95,8 @@ def kept_ratio(height: int, width: int, shorter: int, longer: int, divisor: int)
     if most / least * shorter > longer:
         exact_shorter = longer * float(least) / most
         shorter = round(exact_shorter)
-    # YOLOS' version compares in another order
+    # In YOLOS' version, an image that is taller than wide is resized even if its shorter side has
+    # that length already, so the longer one may change.
     if least == shorter and (divisor == 1 or height <= width):
         new_height, new_width = height, width
     elif width < height:

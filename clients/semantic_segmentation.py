@@ -129,6 +129,7 @@ def best_classes(scores: Floats, size: tuple[int, int]) -> Pixels:
 
 
 def _grey_png(classes: Pixels) -> dict[str, Any]:
+    """Return the map for the reply: the class ids as a PNG in base64, and its size."""
     buffer = io.BytesIO()
     Image.fromarray(classes).save(buffer, "PNG")
     text = base64.b64encode(buffer.getvalue()).decode("ascii")

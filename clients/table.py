@@ -98,8 +98,9 @@ class Client(ModelClient):
         self.predicts_booleans = bool(others) and others[0].datatype == "BOOL"
 
     def _read_columns(self) -> None:
-        """Determine the columns of each input: their number, their names, and which values they
-        accept."""
+        """Set the attributes that describe the columns of each input: their number, their names,
+        and which values they accept. Raise InvalidRequest if names, shapes and settings do not
+        match."""
         model = self.model
         columns = names_of(model, self.options["columns"], "columns")
         # if there are several inputs, it is not known which of them has how many of the columns
@@ -116,7 +117,7 @@ class Client(ModelClient):
         self.known_names = frozenset(columns)
         # the columns' names for error messages
         self.names = columns or [f"column {number}" for number in range(self.count)]
-        self.inputs = list(zip(model.inputs, widths, strict=True))
+        self.inputs = list(zip(model.inputs, widths, strict=True))  # with their numbers of columns
         self.takes_empty = self._takes_empty()
         self.absent = tuple("" if takes_empty else "0" for takes_empty in self.takes_empty)
         datatypes: list[str] = []
@@ -126,7 +127,8 @@ class Client(ModelClient):
         self.categories = categories_of(model.file(CATEGORIES), datatypes)
 
     def _takes_empty(self) -> list[bool]:
-        """Return for each column whether it takes empty cells."""
+        """Return for each column whether it takes empty cells. Raise InvalidRequest if the setting
+        `missing` is invalid."""
         missing = self.options["missing"]
         if missing in ((REFUSE,), (NAN,)):
             return [missing == (NAN,)] * self.count
@@ -139,7 +141,8 @@ class Client(ModelClient):
         return [number in missing for number in numbers]
 
     def _scores_output(self) -> str:
-        """Return the name of the output that has probabilities, or "" if there is none."""
+        """Return the name of the output that has probabilities, or "" if there is none. Raise
+        InvalidRequest if the output that the setting names does not exist."""
         names = [spec.name for spec in self.model.outputs]
         wanted: str = self.options["probabilities"]
         if not wanted:
@@ -149,6 +152,8 @@ class Client(ModelClient):
         return wanted
 
     def _check_labels(self) -> None:
+        """Raise InvalidRequest if the number of labels or classes is not that of the
+        probabilities."""
         shapes = {spec.name: spec.shape for spec in self.model.outputs}
         shape = shapes.get(self.scores, ())
         for setting, names in (("labels", self.labels), ("classes", self.options["classes"])):
@@ -299,6 +304,8 @@ def _width(spec: TensorSpec, named: int) -> int:
 
 
 def _listed(names: Sequence[str]) -> str:
+    """Return the names in quotes, shortened to 100 characters each. Only count those after the
+    first LISTED."""
     listed = ", ".join(f"'{name[:100]}'" for name in names[:LISTED])
     more = len(names) - LISTED
     return f"{listed} and {more} more" if more > 0 else listed
