@@ -80,6 +80,7 @@ def read_model(file: Path) -> Any:
 
 
 def _contains(file: Path, text: bytes) -> bool:
+    """Return whether the file contains the text. Do not read the whole file into memory."""
     if file.stat().st_size == 0:  # an empty file cannot be mapped, and read_model reports it
         return False
     with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as data:
@@ -198,6 +199,7 @@ def compile_model(model: Any, settings: OpenvinoSettings, args: Mapping[str, str
 
 
 def _description(compiled: Any) -> str:
+    """Return how the model was compiled, for the log."""
     get = compiled.get_property
     version = openvino.__version__.partition("-")[0]
     precision = get("INFERENCE_PRECISION_HINT").get_type_name()
@@ -229,6 +231,9 @@ class Runs:
         return list(chain.from_iterable(self.pool.map(run, parts)))
 
     def _run_model(self, feed: Arrays, names: Sequence[str]) -> Arrays:
+        """Run the model once on these inputs. Return the outputs with these names. Raise
+        InvalidInput if the shapes of the inputs are wrong, and RuntimeError if the run fails
+        otherwise."""
         values = {index_of(name, self.compiled.inputs): array for name, array in feed.items()}
         request = self.idle.get()  # `run` uses at most as many threads as there are requests
         try:
