@@ -15,8 +15,8 @@ from PIL import Image
 from clients._box_decoding import (
     AUTO,
     COLUMNS,
+    EXTRA_VALUES,
     FINAL,
-    MORE,
     REMEDY,
     ROWS,
     Head,
@@ -277,7 +277,7 @@ class Client(ModelClient):
             raise InvalidRequest(
                 f"{mismatch} if its layout is {head.layout}: give it its own labels, or set the "
                 f"parameter 'layout' (--set layout={ROWS}, {COLUMNS} or {FINAL}); if further "
-                f"values are {MORE}: {REMEDY}"
+                f"values are {EXTRA_VALUES}: {REMEDY}"
             )
         return head
 

@@ -52,11 +52,11 @@ DEVICE = "CPU"
 MULTIPLE = 8
 # An operator of ONNX Runtime that OpenVINO computes differently. The scores of an LSTM were wrong
 # by 0.5 out of 17.
-UNLIKE = b"DynamicQuantizeLSTM"
+MISCOMPUTED = b"DynamicQuantizeLSTM"
 # matches the errors of OpenVINO that mean that the request is invalid
 WRONG_SHAPE = re.compile("shape_inference/|ParameterMismatch")
 # NumPy's integer types whose values may not fit into int32, in which OpenVINO computes
-WIDE = ("i8", "u8", "u4")
+MAY_EXCEED_INT32 = ("i8", "u8", "u4")
 # OpenVINO's operators whose output has the same values as their first input
 SAME_VALUES = {"Convert", "Reshape", "Squeeze", "Transpose", "Unsqueeze"}
 INT32 = np.iinfo(np.int32)
@@ -69,9 +69,9 @@ def read_model(file: Path) -> Any:
         other = file.with_name("model.onnx")
         remedy = '; say default_model_filename: "model.onnx"' if other.is_file() else ""
         raise FileNotFoundError(f"unable to find '{file}'{remedy}")
-    if _contains(file, UNLIKE):
+    if _contains(file, MISCOMPUTED):
         raise ValueError(
-            f"OpenVINO computes {UNLIKE.decode()} in '{file}' differently from ONNX Runtime"
+            f"OpenVINO computes {MISCOMPUTED.decode()} in '{file}' differently from ONNX Runtime"
         )
     try:
         return openvino.Core().read_model(str(file))
@@ -286,7 +286,7 @@ def check_range(name: str, array: Any, rows: int | None) -> None:
     if rows is not None:
         low, high = -rows, rows - 1
         reason = f"because it is an index of a table with {rows} rows in the model"
-    elif array.dtype.str[1:] not in WIDE:
+    elif array.dtype.str[1:] not in MAY_EXCEED_INT32:
         return
     # an empty array has no minimum, so 0 counts too
     for number in (array.min(initial=0), array.max(initial=0)):

@@ -28,7 +28,7 @@ FUNCTIONS = ("auto", "softmax", "sigmoid", "none")
 CROSS_ENCODERS = {"Identity": "none", "Sigmoid": "sigmoid"}
 MOST_LABELS = 100  # each label adds a row with the whole text
 LONGEST_TEMPLATE = 1_000  # maximum number of characters
-HOLE = "{}"
+PLACEHOLDER = "{}"
 
 
 class TextClassification(Task):
@@ -103,7 +103,7 @@ def _template(value: Any) -> str:
     """Return the template unchanged. Raise ValueError if it is not valid."""
     if not isinstance(value, str):
         raise ValueError(value)
-    if len(value) > LONGEST_TEMPLATE or value.count(HOLE) != 1:
+    if len(value) > LONGEST_TEMPLATE or value.count(PLACEHOLDER) != 1:
         raise ValueError(value)
     return value
 
@@ -128,7 +128,7 @@ class ZeroShotClassification(Task):
             "This example is {}.",
             "a sentence; {} becomes the label",
             parser=_template,
-            form=f"a text of at most {LONGEST_TEMPLATE} characters with exactly one {HOLE}",
+            form=f"a text of at most {LONGEST_TEMPLATE} characters with exactly one {PLACEHOLDER}",
         ),
         Parameter("multi_label", False, "whether several labels may be true"),
     )
@@ -174,7 +174,7 @@ class ZeroShotClassification(Task):
         groups = []
         for instance, own in zip(instances, labels, strict=True):
             text = instance if isinstance(instance, str) else instance["text"]
-            groups.append([(text, template.replace(HOLE, name)) for name in own])
+            groups.append([(text, template.replace(PLACEHOLDER, name)) for name in own])
         try:
             return self.encode_groups(groups)
         except ServingError:  # TooLate or DecodingError

@@ -357,8 +357,8 @@ class TextTokenizer:
             self.tokenizer.enable_truncation(
                 length, stride=stride, strategy=strategy, direction=self.direction
             )
-            first = self._encoded(text)
-        return [first, *first.overflowing], count
+            first_window = self._encoded(text)
+        return [first_window, *first_window.overflowing], count
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
         """Return the text of token ids."""

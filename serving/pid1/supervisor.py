@@ -140,22 +140,22 @@ class Supervisor:
             child.last_exit = describe_exit(code, cause)
         child.pid = None
         child.hangs = False
-        times = [time for time in child.deaths if time > now - WINDOW]
+        deaths = [time for time in child.deaths if time > now - WINDOW]
         if cause != OUT_OF_MEMORY:
-            times.append(now)
-        child.deaths = times
+            deaths.append(now)
+        child.deaths = deaths
         if self._stage == "ready" and not child.process.optional:
             self._stage = "starting"
             self._starting_since = now
-        if len(times) > DEATHS_ALLOWED:
+        if len(deaths) > DEATHS_ALLOWED:
             problem = (
-                f"{name} died {len(times)} times within {WINDOW:g} s, the last time it "
+                f"{name} died {len(deaths)} times within {WINDOW:g} s, the last time it "
                 f"{child.last_exit}"
             )
             reasons = [problem, self._system.last_error(child.process)]
             self._give_up(child, ": ".join(filter(None, reasons)))
         else:
-            doublings = max(0, len(times) - 1)  # `times` is empty if only OOM kills occurred
+            doublings = max(0, len(deaths) - 1)  # `deaths` is empty if only OOM kills occurred
             pause = min(BACKOFF_MAX, BACKOFF_FIRST * 2**doublings)
             child.retry_at = now + pause
             self._write_status()
