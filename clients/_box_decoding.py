@@ -32,7 +32,7 @@ ANGLE = 7  # number of columns after NMS if a box also has an angle, or its imag
 # numbers of columns after NMS if a box also has mask coefficients, or keypoints
 STRANGE_FINAL = (6 + MASKS, 6 + POINTS)
 MOST_FINAL = 1000  # maximum number of boxes after NMS; before NMS there are thousands
-MORE = "masks without their prototypes, keypoints, or the angle of an oriented box (obb)"
+EXTRA_VALUES = "masks without their prototypes, keypoints, or the angle of an oriented box (obb)"
 REMEDY = (
     "name its classes (--labels) or its keypoints (--set keypoints=17,3), export the detection "
     "model without NMS (yolo export model=yolov8n.pt format=onnx), or, to serve tensors, build it "
@@ -103,9 +103,9 @@ def _flaw(height: int, width: int, head: Head, labels: int, is_guess: bool) -> s
     is_few = 0 < height <= MOST_FINAL
     has_extras = width in STRANGE_FINAL and head.classes != labels
     if is_guess and is_few and (has_extras or width == ANGLE):
-        return f"looks like boxes after NMS, which have more than six values: {MORE}"
+        return f"looks like boxes after NMS, which have more than six values: {EXTRA_VALUES}"
     if head.classes in STRANGE[head.layout] and not labels:
-        return f"has more values than classes, such as {MORE}"
+        return f"has more values than classes, such as {EXTRA_VALUES}"
     return "has too few columns for boxes and classes" if head.classes == 0 else ""
 
 

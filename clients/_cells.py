@@ -53,8 +53,8 @@ def array_of(
 
 
 def _floats(rows: Sequence[Row], dtype: Any, missing: Sequence[bool]) -> Array | None:
-    """Return all cells as one array. Return None if one of them is invalid, or can only be read
-    alone."""
+    """Return all cells as one array, which is faster than reading them one by one. Return None if
+    one of them is invalid, or has a form that only `_number` reads, such as true."""
     texts = (cell for cell in chain.from_iterable(rows) if isinstance(cell, str))
     if any("_" in text for text in texts):
         return None  # Python and NumPy read 4_1 as 41
@@ -63,7 +63,7 @@ def _floats(rows: Sequence[Row], dtype: Any, missing: Sequence[bool]) -> Array |
             array = np.array(rows, np.float64).astype(dtype)
     except (ValueError, TypeError, OverflowError):
         return None
-    if array.ndim != 2:
+    if array.ndim != 2:  # the cells are lists
         return None
     is_missing = np.isnan(array) & np.array(missing, bool)
     is_valid = np.isfinite(array) | is_missing
@@ -108,6 +108,7 @@ def check_known(
 
 
 def is_number(text: str) -> bool:
+    """Return whether the text is a number. Python would also read 4_1, which is not one here."""
     try:
         float(text)
     except ValueError:
@@ -132,6 +133,8 @@ def _parsed(cell: Any, datatype: str, missing: bool) -> Any:
 
 
 def _float(cell: Any, datatype: str, missing: bool) -> float:
+    """Return the cell as a number that `datatype` can hold, or as NaN if it is empty and may be
+    `missing`. Raise ValueError otherwise."""
     number = _number(cell)
     if math.isnan(number) and not missing:
         raise ValueError("it is empty, and the model does not take missing values there")

@@ -6,18 +6,18 @@ from typing import Any
 from PIL import Image, ImageColor, ImageDraw, ImageFont
 
 Colour = tuple[int, int, int]
-VEIL = 110  # opacity of a mask, out of 255
+MASK_OPACITY = 110  # out of 255
 # The maximum width of a stroke in pixels, which images of 120 megapixels reach. Letters are six
 # strokes high.
 WIDEST_STROKE = 32
-SEEN = 0.5  # keypoints with a lower score are not drawn
+VISIBLE_SCORE = 0.5  # keypoints with a lower score are not drawn
 
 
 def draw(image: Image.Image, detections: Sequence[Mapping[str, Any]]) -> Image.Image:
     """Return a copy of the image with the frame, label, score, mask and keypoints of each
     detection, in a colour for each class."""
     picture = image.copy()
-    veil = ImageDraw.Draw(picture, "RGBA")
+    mask_drawing = ImageDraw.Draw(picture, "RGBA")
     drawing = ImageDraw.Draw(picture)
     usual_stroke = round(sum(picture.size) * 0.0015)
     stroke = min(max(usual_stroke, 2), WIDEST_STROKE)
@@ -25,12 +25,12 @@ def draw(image: Image.Image, detections: Sequence[Mapping[str, Any]]) -> Image.I
     for detection in worst_first:
         colour = class_colour(detection["class_id"])
         for polygon in detection.get("polygons", ()):
-            veil.polygon(polygon, fill=(*colour, VEIL))
+            mask_drawing.polygon(polygon, fill=(*colour, MASK_OPACITY))
     for detection in worst_first:
         _draw_frame(drawing, picture.width, detection, stroke)
         colour = class_colour(detection["class_id"])
         for point in detection.get("keypoints", ()):
-            if point.get("score", 1) >= SEEN:
+            if point.get("score", 1) >= VISIBLE_SCORE:
                 centre = (point["x"], point["y"])
                 drawing.circle(centre, 2 * stroke, colour, "white")
     return picture

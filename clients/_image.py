@@ -33,7 +33,8 @@ class ImageClient(ModelClient):
         options = self.options
         self.input = model.inputs[0]
         self.frame = frame_of(self.input, options, model.max_batch_size)
-        if not options["exact"]:
+        if not options["exact"]:  # otherwise images are decoded at full size
+            # with keep_ratio, the second number of `resized` is only a limit
             shorter = self.frame.resized[0]
             side = shorter if keeps_ratio(options) else max(self.frame.resized)
             self.side = int(AMPLE * side)
@@ -81,8 +82,8 @@ class ImageClient(ModelClient):
         return values
 
     def shape_of_each(self, output: TensorSpec) -> tuple[int, ...]:
-        """Return the output's shape for one image, without the batch dimension that the network
-        itself may have."""
+        """Return the output's declared shape for one image, without the batch dimension that the
+        network itself may have."""
         own_batch = self.frame.own_batch and output.shape[:1] in ((1,), (-1,))
         return output.shape[int(own_batch) :]
 

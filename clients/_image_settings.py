@@ -64,7 +64,8 @@ SETTINGS = (
 )
 # the settings of a client whose predictions cover the whole image
 WHOLE = tuple(
-    replace(each, default="stretch") if each.name == "resize" else each for each in SETTINGS
+    replace(setting, default="stretch") if setting.name == "resize" else setting
+    for setting in SETTINGS
 )
 EXAMPLE = decode_base64(  # a grey gradient, 8×8
     "iVBORw0KGgoAAAANSUhEUgAAAAgAAAAICAAAAADhZOFXAAAAEElEQVR42mNkEIAAJgGKGACO"
@@ -166,9 +167,9 @@ def _channels_last(spec: TensorSpec, shape: Sequence[int], layout: str) -> bool:
 
 
 def _size(spec: TensorSpec, shape: Size, options: Values) -> Size:
-    """Return (height, width) from the setting `size`, which must match the input's shape, or else
-    from the shape alone; with keep_ratio, return (-1, -1). Raise InvalidRequest if they contradict
-    each other, or do not determine the size."""
+    """Return (height, width) from the setting `size`, which must match `shape`, the input's height
+    and width, or else from `shape` alone; with keep_ratio, return (-1, -1). Raise InvalidRequest if
+    they contradict each other, or do not determine the size."""
     setting = options["size"]
     if keeps_ratio(options):
         if setting or shape != (-1, -1):

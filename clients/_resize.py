@@ -9,7 +9,7 @@ from serving.errors import DecodingError
 
 # If a resized side would be more than this many times as long as its target, only the crop is
 # computed, because resizing a long, narrow image before cropping it would take gigabytes.
-RIBBON = 16
+MOST_EXCESS = 16
 # interpolations without smooth weights: a small rounding difference can select another pixel
 STEPS = ("nearest", "box")
 
@@ -28,7 +28,7 @@ def shortest(image: Image.Image, frame: Frame, options: Values) -> Image.Image:
     crop = _centre((new_width, new_height), frame.size)
     excess = max(new_width / least_width, new_height / least_height)
     resizes_first = options["exact"] or options["interpolation"] in STEPS
-    if resizes_first and excess <= RIBBON:
+    if resizes_first and excess <= MOST_EXCESS:
         return image.resize((new_width, new_height), frame.method).crop(crop)
     # the same crop in pixels of the image; rounding must not move its edges outside the image
     x = width / new_width
@@ -95,7 +95,8 @@ def kept_ratio(height: int, width: int, shorter: int, longer: int, divisor: int)
     if most / least * shorter > longer:
         exact_shorter = longer * float(least) / most
         shorter = round(exact_shorter)
-    # YOLOS' version compares in another order
+    # In YOLOS' version, an image that is taller than wide is resized even if its shorter side has
+    # that length already, so the longer one may change.
     if least == shorter and (divisor == 1 or height <= width):
         new_height, new_width = height, width
     elif width < height:

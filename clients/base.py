@@ -128,7 +128,8 @@ class ModelClient(ABC):
 
     def __init__(self, model: Model) -> None:
         """Read the settings and, in a subclass, files in the model's folder. Raise InvalidRequest
-        or OSError if something is wrong with them."""
+        if a parameter in config.pbtxt is invalid, or is probably a misspelled setting. A subclass
+        also raises InvalidRequest or OSError if the model or a file does not suit it."""
         names = {value.name for value in (*self.settings, *self.parameters)}
         texts = model.parameters
         for name in sorted(texts.keys() - names):  # a backend's parameter, or a mistyped setting
@@ -235,11 +236,12 @@ def best(scores: Array, count: int) -> list[tuple[int, float]]:
     """Return the `count` highest scores of a vector as tuples (index, score), highest first. Equal
     scores are ordered by index."""
     candidates = np.arange(len(scores))
-    if count < len(scores):
+    if count < len(scores):  # then sort only the scores that can be among the highest
         least = np.partition(scores, -count)[-count]
         candidates = np.flatnonzero(~(scores < least))  # keeps NaN
-    order = candidates[np.argsort(-scores[candidates], kind="stable")[:count]]
-    return list(zip(order.tolist(), scores[order].tolist(), strict=True))
+    order = np.argsort(-scores[candidates], kind="stable")
+    indices = candidates[order[:count]]
+    return list(zip(indices.tolist(), scores[indices].tolist(), strict=True))
 
 
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {

@@ -68,6 +68,8 @@ class Client(ImageClient):
             raise InvalidRequest(mismatch)
 
     def _mismatch(self, classes: int) -> str:
+        """Return an error message if the logits have another number of `classes` than the labels,
+        or "" if they match or one of the numbers is unknown."""
         if self.options["scores"] == "softmax" and classes != -1:
             classes -= 1  # the last class means no object
         return labels_mismatch(self.model, self.labels, LOGITS, classes)

@@ -15,8 +15,8 @@ from PIL import Image
 from clients._box_decoding import (
     AUTO,
     COLUMNS,
+    EXTRA_VALUES,
     FINAL,
-    MORE,
     REMEDY,
     ROWS,
     Head,
@@ -131,6 +131,7 @@ class Client(ModelClient):
         return tuple(chain.from_iterable(map(self._class_ids, names)))
 
     def _class_ids(self, name: str) -> list[int]:
+        """Return the ids for one name. Several classes may have the same label."""
         ids = [class_id for class_id, label in enumerate(self.labels) if label == name]
         if ids:
             return ids
@@ -153,7 +154,7 @@ class Client(ModelClient):
         rows = np.empty(shape, DATATYPES[self.input.datatype])
         scale = np.uint8(1) if rows.dtype == np.uint8 else np.float32(1 / 255)
         for row, pixels in zip(rows, instances, strict=True):
-            fitted = Letterbox.fit(*_size(pixels), width, height).apply(pixels)
+            fitted = Letterbox.fit(*_width_and_height(pixels), width, height).apply(pixels)
             # copy each channel to contiguous memory before the multiplication: this halves the time
             for channel, plane in enumerate(row):
                 values = cv2.extractChannel(fitted, channel)
@@ -166,7 +167,7 @@ class Client(ModelClient):
         """Return height and width of the network's input for these images."""
         longest = self.options["size"]
         stride = self.options["stride"]
-        fits = [Letterbox.fit(*_size(pixels), longest, longest) for pixels in instances]
+        fits = [Letterbox.fit(*_width_and_height(pixels), longest, longest) for pixels in instances]
         height, width = self.height, self.width
         if height <= 0:
             tallest = max(fit.new_height for fit in fits)
@@ -205,11 +206,11 @@ class Client(ModelClient):
             if not np.isfinite(outputs[name].sum(dtype=np.float32)):
                 raise InferenceFailed(f"output '{name}' of model '{self.model.name}' is not finite")
         tables = output.reshape(len(instances), *output.shape[-2:])
-        maps: Any = [None] * len(tables)
+        maps: Any = [None] * len(tables)  # the prototypes of each image, if there are masks
         if self.prototypes:
             prototypes = outputs[self.prototypes]
             maps = prototypes.reshape(-1, *prototypes.shape[-3:])
-        fits = [Letterbox.fit(*_size(pixels), width, height) for pixels in instances]
+        fits = [Letterbox.fit(*_width_and_height(pixels), width, height) for pixels in instances]
         return [
             self._detect(table, own_maps, head, fit, parameters)
             for table, own_maps, fit in zip(tables, maps, fits, strict=True)
@@ -276,13 +277,12 @@ class Client(ModelClient):
             raise InvalidRequest(
                 f"{mismatch} if its layout is {head.layout}: give it its own labels, or set the "
                 f"parameter 'layout' (--set layout={ROWS}, {COLUMNS} or {FINAL}); if further "
-                f"values are {MORE}: {REMEDY}"
+                f"values are {EXTRA_VALUES}: {REMEDY}"
             )
         return head
 
 
-def _size(pixels: Pixels) -> tuple[int, int]:
-    """Return an image's width and height."""
+def _width_and_height(pixels: Pixels) -> tuple[int, int]:
     height, width = pixels.shape[:2]
     return width, height
 
@@ -306,7 +306,8 @@ def _input_size(spec: TensorSpec) -> Size:
 
 
 def _with_masks(parameters: Sequence[Parameter]) -> tuple[Parameter, ...]:
-    """Return the parameters for a segmentation head: add `masks`, and limit `max_detections`."""
+    """Return the parameters for a segmentation head: add `masks`, and lower the maximum of
+    `max_detections`."""
     limited = []
     for parameter in parameters:
         if parameter.name == "max_detections":

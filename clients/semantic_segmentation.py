@@ -11,7 +11,7 @@ import cv2
 import numpy as np
 from PIL import Image
 
-from clients._drawing import VEIL, class_colour
+from clients._drawing import MASK_OPACITY, class_colour
 from clients._image import ImageClient, Pixels
 from clients._image_settings import WHOLE, check_whole
 from clients._labels import LABELS, label_of, labels_mismatch, labels_of
@@ -111,8 +111,8 @@ class Client(ImageClient):
         classes = Image.open(io.BytesIO(decode_base64(prediction["map"]["b64"])))
         colours = map(class_colour, range(MOST_CLASSES))
         classes.putpalette(list(chain.from_iterable(colours)))
-        veil = classes.convert("RGB").resize(instance.size, Image.Resampling.NEAREST)
-        return Image.blend(instance, veil, VEIL / 255)
+        tint = classes.convert("RGB").resize(instance.size, Image.Resampling.NEAREST)
+        return Image.blend(instance, tint, MASK_OPACITY / 255)
 
 
 def best_classes(scores: Floats, size: tuple[int, int]) -> Pixels:
@@ -129,6 +129,7 @@ def best_classes(scores: Floats, size: tuple[int, int]) -> Pixels:
 
 
 def _grey_png(classes: Pixels) -> dict[str, Any]:
+    """Return the map for the reply: the class ids as a PNG in base64, and its size."""
     buffer = io.BytesIO()
     Image.fromarray(classes).save(buffer, "PNG")
     text = base64.b64encode(buffer.getvalue()).decode("ascii")

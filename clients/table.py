@@ -98,8 +98,9 @@ class Client(ModelClient):
         self.predicts_booleans = bool(others) and others[0].datatype == "BOOL"
 
     def _read_columns(self) -> None:
-        """Determine the columns of each input: their number, their names, and which values they
-        accept."""
+        """Set the attributes that describe the columns of each input: their number, their names,
+        and which values they accept. Raise InvalidRequest if names, shapes and settings do not
+        match."""
         model = self.model
         columns = names_of(model, self.options["columns"], "columns")
         # if there are several inputs, it is not known which of them has how many of the columns
@@ -107,16 +108,16 @@ class Client(ModelClient):
         widths = [_width(spec, named) for spec in model.inputs]
         if not columns and set(widths) == {1}:
             columns = [spec.name for spec in model.inputs]
-        self.count = sum(widths)
-        if columns and len(columns) != self.count:
-            raise InvalidRequest(f"{len(columns)} names of columns for {self.count} columns")
+        self.column_count = sum(widths)
+        if columns and len(columns) != self.column_count:
+            raise InvalidRequest(f"{len(columns)} names of columns for {self.column_count} columns")
         if len(set(columns)) < len(columns):
             raise InvalidRequest("two columns have the same name")
         self.columns = tuple(columns)
         self.known_names = frozenset(columns)
         # the columns' names for error messages
-        self.names = columns or [f"column {number}" for number in range(self.count)]
-        self.inputs = list(zip(model.inputs, widths, strict=True))
+        self.shown_names = columns or [f"column {number}" for number in range(self.column_count)]
+        self.inputs = list(zip(model.inputs, widths, strict=True))  # with their numbers of columns
         self.takes_empty = self._takes_empty()
         self.absent = tuple("" if takes_empty else "0" for takes_empty in self.takes_empty)
         datatypes: list[str] = []
@@ -126,20 +127,22 @@ class Client(ModelClient):
         self.categories = categories_of(model.file(CATEGORIES), datatypes)
 
     def _takes_empty(self) -> list[bool]:
-        """Return for each column whether it takes empty cells."""
+        """Return for each column whether it takes empty cells. Raise InvalidRequest if the setting
+        `missing` is invalid."""
         missing = self.options["missing"]
         if missing in ((REFUSE,), (NAN,)):
-            return [missing == (NAN,)] * self.count
-        numbers = [str(number) for number in range(self.count)]
+            return [missing == (NAN,)] * self.column_count
+        numbers = [str(number) for number in range(self.column_count)]
         if unknown := set(missing) - set(numbers):
             raise InvalidRequest(
                 f"missing: '{min(unknown)}' is not {REFUSE}, {NAN} or a column's number below "
-                f"{self.count}"
+                f"{self.column_count}"
             )
         return [number in missing for number in numbers]
 
     def _scores_output(self) -> str:
-        """Return the name of the output that has probabilities, or "" if there is none."""
+        """Return the name of the output that has probabilities, or "" if there is none. Raise
+        InvalidRequest if the output that the setting names does not exist."""
         names = [spec.name for spec in self.model.outputs]
         wanted: str = self.options["probabilities"]
         if not wanted:
@@ -149,6 +152,8 @@ class Client(ModelClient):
         return wanted
 
     def _check_labels(self) -> None:
+        """Raise InvalidRequest if the number of labels or classes is not that of the
+        probabilities."""
         shapes = {spec.name: spec.shape for spec in self.model.outputs}
         shape = shapes.get(self.scores, ())
         for setting, names in (("labels", self.labels), ("classes", self.options["classes"])):
@@ -169,7 +174,7 @@ class Client(ModelClient):
         cells = [self._stored_name(cell) for cell in cells]
         if cells and sorted(cells) == sorted(self.columns):
             return cells
-        if self.count > 2 and cells == [str(number) for number in range(self.count)]:
+        if self.column_count > 2 and cells == [str(number) for number in range(self.column_count)]:
             return ()
         if any(map(is_number, cells)):
             return None
@@ -177,7 +182,7 @@ class Client(ModelClient):
             return cells if self.known_names & set(cells) else None
         words = set(cells) - {"", "True", "False", "true", "false"}
         has_strings = any(spec.datatype == "BYTES" for spec in self.model.inputs)
-        is_header = len(words) == len(cells) == self.count and not has_strings
+        is_header = len(words) == len(cells) == self.column_count and not has_strings
         return () if is_header else None
 
     def prepare(self, instances: Instances, parameters: Values) -> Tensors:
@@ -190,7 +195,7 @@ class Client(ModelClient):
             columns = slice(first, first + width)
             first += width
             part = rows if len(self.inputs) == 1 else [row[columns] for row in rows]
-            names = self.names[columns]
+            names = self.shown_names[columns]
             array = array_of(part, spec.datatype, self.takes_empty[columns], names)
             check_known(array, self.categories[columns], names)
             arrays[spec.name] = array if spec.shape else array.reshape(len(rows))
@@ -201,11 +206,11 @@ class Client(ModelClient):
         not have exactly these columns."""
         if isinstance(instance, Mapping):
             return self._cells_by_name(instance, number)
-        if len(instance) != self.count:
+        if len(instance) != self.column_count:
             names = f" ({_listed(self.columns)})" if self.columns else ""
             raise DecodingError(
-                f"expected {self.count} cells{names}, got {len(instance)}: send neither the label "
-                f"nor {INDEX}; in CSV, separate cells by commas and rows by line ends (curl: "
+                f"expected {self.column_count} cells{names}, got {len(instance)}: send neither the "
+                f"label nor {INDEX}; in CSV, separate cells by commas and rows by line ends (curl: "
                 "--data-binary), and write decimals with a point",
                 instance=number,
             )
@@ -299,6 +304,8 @@ def _width(spec: TensorSpec, named: int) -> int:
 
 
 def _listed(names: Sequence[str]) -> str:
+    """Return the names in quotes, shortened to 100 characters each. Only count those after the
+    first LISTED."""
     listed = ", ".join(f"'{name[:100]}'" for name in names[:LISTED])
     more = len(names) - LISTED
     return f"{listed} and {more} more" if more > 0 else listed

@@ -56,7 +56,8 @@ class Client(ModelClient):
         Parameter("labels", "", "file of labels; default: id2label in config.json"),
         *(setting for task in TASKS.values() for setting in task.settings),
     )
-    # those of all tasks, which the docs list; __init__ keeps only those of the model's task
+    # The parameters of all tasks, because the docs list them. Of those with the same name, the last
+    # one counts. __init__ keeps only the parameters of the model's task.
     parameters = (
         TRUNCATE,
         *{value.name: value for task in TASKS.values() for value in task.parameters}.values(),
@@ -64,9 +65,9 @@ class Client(ModelClient):
 
     def __init__(self, model: Model) -> None:
         self.task = TASK.parse(model.parameters.get("task", TASK.default))
-        kind = TASKS[self.task]
-        self.codec = kind.codec
-        self.parameters = (TRUNCATE, *kind.parameters)
+        task_class = TASKS[self.task]
+        self.codec = task_class.codec
+        self.parameters = (TRUNCATE, *task_class.parameters)
         super().__init__(model)
         # the inputs that the backend fills in, because it merges and pads texts itself
         self.filled_inputs = [
@@ -75,9 +76,9 @@ class Client(ModelClient):
         multiple = 1 if self.filled_inputs else self.options["pad_to_multiple_of"]
         folder = model.file(self.options["tokenizer"])
         self.tokenizer = TextTokenizer(
-            folder, self.options["max_length"], kind.truncation, multiple
+            folder, self.options["max_length"], task_class.truncation, multiple
         )
-        self.text_task = kind(model, self.tokenizer, self.options)
+        self.text_task = task_class(model, self.tokenizer, self.options)
         self.outputs = self.text_task.outputs
         self.int32_inputs = {spec.name for spec in model.inputs if spec.datatype == "INT32"}
 

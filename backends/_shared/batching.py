@@ -143,16 +143,16 @@ class Merge:
         """Return the outputs of each call. Raise ValueError if they cannot be split."""
         if len(calls) == 1:
             return [outputs]
-        sizes = [len(next(iter(call.feed.values()))) for call in calls]
+        row_counts = [len(next(iter(call.feed.values()))) for call in calls]
         for array in outputs.values():
-            if array.shape[:1] != (sum(sizes),):
+            if array.shape[:1] != (sum(row_counts),):
                 raise ValueError("the first dimension of an output is not the batch dimension")
         results = []
         start = 0
-        for call, size in zip(calls, sizes, strict=True):
-            rows = slice(start, start + size)
+        for call, count in zip(calls, row_counts, strict=True):
+            rows = slice(start, start + count)
             results.append({name: outputs[name][rows] for name in call.outputs})
-            start += size
+            start += count
         return results
 
 
@@ -179,6 +179,8 @@ class Ragged(Merge):
         self.most = most
 
     def key(self, call: Call) -> Hashable:
+        """Return the call's key, which does not depend on the length of its texts. Raise
+        InvalidInput if the shapes of its texts' tensors differ."""
         shape = call.feed[IDS].shape
         for name in self.inputs.keys() & call.feed.keys():
             other = call.feed[name].shape
@@ -194,8 +196,8 @@ class Ragged(Merge):
         return (key, call.index) if needs_own_run else key
 
     def groups(self, calls: Calls) -> Iterator[Calls]:
-        """Yield groups of calls whose texts have about the same length. A text starts a new group
-        if padding for it would take longer than another run."""
+        """Yield groups of calls whose texts have about the same length, shortest first. A text
+        starts a new group if padding for it would take longer than another run."""
         group: list[Call] = []
         rows = tokens = 0
         for call in sorted(calls, key=_length):
@@ -212,6 +214,7 @@ class Ragged(Merge):
         yield group
 
     def join(self, calls: Calls) -> Arrays:
+        """Return the input arrays for a run of these calls, with all texts padded to one length."""
         width = self._width(calls)
         return super().join([self._padded(call, width) for call in calls])
 
@@ -227,6 +230,7 @@ class Ragged(Merge):
         return replace(call, feed=feed)
 
     def split(self, outputs: Arrays, calls: Calls) -> list[Arrays]:
+        """Return the outputs of each call, without the padding that `join` added."""
         width = self._width(calls)
         results = super().split(outputs, calls)
         for call, result in zip(calls, results, strict=True):
@@ -321,6 +325,7 @@ def read_request(
 
 
 def _decoded(name: str, array: Array) -> Array:
+    """Return an array of bytes as an array of str. Raise InvalidInput if one is not UTF-8."""
     try:
         texts = [text.decode() for text in array.ravel()]
     except UnicodeDecodeError as err:

@@ -107,8 +107,8 @@ def stub_version_folder(config: Config) -> Path:
     """Return the folder of the version's files. Call this only while Triton's stub completes the
     configuration.
 
-    The stub's command line contains the path of the model's file, which need not exist, or the path
-    of the folder if config.pbtxt has no default_model_filename.
+    The second word of the stub's command line is the path of the model's file, which need not
+    exist, or the path of the folder if config.pbtxt has no default_model_filename.
     """
     words = Path("/proc/self/cmdline").read_bytes().split(b"\0")
     path = os.fsdecode(words[1])
@@ -122,8 +122,8 @@ def give_back_memory() -> None:
 
 
 def default_threads() -> int:
-    """Return SERVE_INFERENCE_THREADS, or else the number of processors that the cgroup's quota and
-    the CPU affinity allow."""
+    """Return SERVE_INFERENCE_THREADS, or else the number of whole processors that the cgroup's
+    quota and the CPU affinity allow, but at least 1."""
     threads = os.environ.get("SERVE_INFERENCE_THREADS", "")
     if threads.isdigit() and int(threads) > 0:
         return int(threads)

@@ -140,5 +140,6 @@ class Runs:
         return outputs
 
     def _run_model(self, session: Any, feed: Arrays, names: Sequence[str]) -> Arrays:
+        """Run the session once on these inputs. Return the outputs with these names."""
         arrays = session.run(list(names), feed, self.options)
         return dict(zip(names, arrays, strict=True))

@@ -132,8 +132,8 @@ def separate_runs(config: Mapping[str, Any], parameters: Mapping[str, str], thre
     """
     most_rows = int(config["max_batch_size"]) if "dynamic_batching" in config else 0
     kinds = [group["kind"] for group in config.get("instance_group", ())]
-    large = sum(map(row_bytes, config.get("input", ()))) > CACHE_BYTES
-    is_wanted = bool(read_parameter(parameters, "separate_runs", parse_bool, large))
+    is_large = sum(map(row_bytes, config.get("input", ()))) > CACHE_BYTES
+    is_wanted = bool(read_parameter(parameters, "separate_runs", parse_bool, is_large))
     return is_wanted and 1 < threads <= most_rows and "KIND_GPU" not in kinds
 
 
@@ -167,8 +167,8 @@ def providers(args: Mapping[str, str]) -> list[Any]:
 
 
 def load(path: Path, settings: SessionSettings, execution_providers: Sequence[Any] = CPU) -> Any:
-    """Create the session. Raise ValueError if the file is invalid, and FileNotFoundError if it is
-    missing."""
+    """Create the session of the file `path`, or of model.onnx if `path` is a folder. Raise
+    ValueError if the file is invalid, and FileNotFoundError if it is missing."""
     file = path / "model.onnx" if path.is_dir() else path
     if not file.is_file():
         raise FileNotFoundError(f"unable to find '{file}'")

@@ -52,11 +52,11 @@ DEVICE = "CPU"
 MULTIPLE = 8
 # An operator of ONNX Runtime that OpenVINO computes differently. The scores of an LSTM were wrong
 # by 0.5 out of 17.
-UNLIKE = b"DynamicQuantizeLSTM"
+MISCOMPUTED = b"DynamicQuantizeLSTM"
 # matches the errors of OpenVINO that mean that the request is invalid
 WRONG_SHAPE = re.compile("shape_inference/|ParameterMismatch")
 # NumPy's integer types whose values may not fit into int32, in which OpenVINO computes
-WIDE = ("i8", "u8", "u4")
+MAY_EXCEED_INT32 = ("i8", "u8", "u4")
 # OpenVINO's operators whose output has the same values as their first input
 SAME_VALUES = {"Convert", "Reshape", "Squeeze", "Transpose", "Unsqueeze"}
 INT32 = np.iinfo(np.int32)
@@ -69,9 +69,9 @@ def read_model(file: Path) -> Any:
         other = file.with_name("model.onnx")
         remedy = '; say default_model_filename: "model.onnx"' if other.is_file() else ""
         raise FileNotFoundError(f"unable to find '{file}'{remedy}")
-    if _contains(file, UNLIKE):
+    if _contains(file, MISCOMPUTED):
         raise ValueError(
-            f"OpenVINO computes {UNLIKE.decode()} in '{file}' differently from ONNX Runtime"
+            f"OpenVINO computes {MISCOMPUTED.decode()} in '{file}' differently from ONNX Runtime"
         )
     try:
         return openvino.Core().read_model(str(file))
@@ -80,6 +80,7 @@ def read_model(file: Path) -> Any:
 
 
 def _contains(file: Path, text: bytes) -> bool:
+    """Return whether the file contains the text. Do not read the whole file into memory."""
     if file.stat().st_size == 0:  # an empty file cannot be mapped, and read_model reports it
         return False
     with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as data:
@@ -198,6 +199,7 @@ def compile_model(model: Any, settings: OpenvinoSettings, args: Mapping[str, str
 
 
 def _description(compiled: Any) -> str:
+    """Return how the model was compiled, for the log."""
     get = compiled.get_property
     version = openvino.__version__.partition("-")[0]
     precision = get("INFERENCE_PRECISION_HINT").get_type_name()
@@ -229,6 +231,9 @@ class Runs:
         return list(chain.from_iterable(self.pool.map(run, parts)))
 
     def _run_model(self, feed: Arrays, names: Sequence[str]) -> Arrays:
+        """Run the model once on these inputs. Return the outputs with these names. Raise
+        InvalidInput if the shapes of the inputs are wrong, and RuntimeError if the run fails
+        otherwise."""
         values = {index_of(name, self.compiled.inputs): array for name, array in feed.items()}
         request = self.idle.get()  # `run` uses at most as many threads as there are requests
         try:
@@ -281,7 +286,7 @@ def check_range(name: str, array: Any, rows: int | None) -> None:
     if rows is not None:
         low, high = -rows, rows - 1
         reason = f"because it is an index of a table with {rows} rows in the model"
-    elif array.dtype.str[1:] not in WIDE:
+    elif array.dtype.str[1:] not in MAY_EXCEED_INT32:
         return
     # an empty array has no minimum, so 0 counts too
     for number in (array.min(initial=0), array.max(initial=0)):

@@ -54,8 +54,8 @@ UNSUPPORTED = {  # NVIDIA's parameters that this backend does not support -> wha
 # Maximum size of the cache in bytes. Without a limit, the cache would grow in multi-model mode,
 # where new models come while the container runs.
 LIMIT_BYTES = 4 << 30
-# parameters of the Python backend, on which this backend runs
-TRITONS = ("EXECUTION_ENV_PATH", "FORCE_CPU_ONLY_INPUT_TENSORS")
+# parameters that Triton's Python backend reads, on which this backend runs
+PYTHON_BACKEND_PARAMETERS = ("EXECUTION_ENV_PATH", "FORCE_CPU_ONLY_INPUT_TENSORS")
 
 
 @dataclass(frozen=True)
@@ -75,12 +75,12 @@ class OpenvinoSettings:
         the allowed values."""
         parameters = parameter_texts(config)
         refuse_parameters(parameters, UNSUPPORTED)
-        hinted = "bf16" if _one_of(parameters, "HINT_BF16", ("yes",)) else ""
+        default_precision = "bf16" if _one_of(parameters, "HINT_BF16", ("yes",)) else ""
         # lowercase parameters belong to the clients
         warnings = [
             f"parameter '{name}' has no effect"
             for name in parameters
-            if name.isupper() and name not in (*PARAMETERS, *TRITONS)
+            if name.isupper() and name not in (*PARAMETERS, *PYTHON_BACKEND_PARAMETERS)
         ]
         threads = read_parameter(
             parameters, "INFERENCE_NUM_THREADS", _count, 0, "a whole number; 0: the default"
@@ -93,7 +93,9 @@ class OpenvinoSettings:
             threads=threads or default_threads(),
             hint=hint.upper(),
             streams=streams,
-            precision=_one_of(parameters, "INFERENCE_PRECISION_HINT", PRECISIONS, hinted),
+            precision=_one_of(
+                parameters, "INFERENCE_PRECISION_HINT", PRECISIONS, default_precision
+            ),
             warnings=tuple(warnings),
         )
 
@@ -150,7 +152,7 @@ def _streams(text: str) -> str:
 
 
 def cache_root() -> Path:
-    """Return the folder for this container's compiled models."""
+    """Return the folder for this container's compiled models, which need not exist."""
     return Path(os.environ.get("TMPDIR") or "/tmp") / "serve-engines/openvino"
 
 
@@ -173,7 +175,8 @@ def locked_cache(model: str, version: str) -> Iterator[Path]:
 
 
 def ensure_private(folder: Path) -> None:
-    """Create the folder if it does not exist. Raise PermissionError if others may write to it."""
+    """Create the folder if it does not exist. Raise PermissionError if it belongs to another user
+    or others may write to it."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     status = folder.stat()
     if status.st_uid != os.geteuid() or status.st_mode & 0o022:

@@ -33,8 +33,8 @@ DATATYPES = ("BOOL", "UINT8", "INT8", "INT16", "INT32", "INT64", "FP16", "FP32",
 
 
 def input_positions(names: Sequence[str], arguments: Sequence[str]) -> dict[str, int]:
-    """Return {input: position of its argument}. Raise ValueError if the inputs do not match the
-    arguments of forward()."""
+    """Return {input: position of its argument}, by the rules in this module's docstring. Raise
+    ValueError if the inputs do not match the arguments of forward()."""
     if set(names) <= set(arguments):
         positions = {name: arguments.index(name) for name in names}
     else:
@@ -49,7 +49,8 @@ def input_positions(names: Sequence[str], arguments: Sequence[str]) -> dict[str,
 
 
 def output_positions(names: Sequence[str]) -> dict[str, int]:
-    """Return {output: position in the results of forward()}."""
+    """Return {output: position in the results of forward()}, by the same rules, except that
+    results have no names."""
     return _by_index(names) or _by_order(names)
 
 
@@ -87,6 +88,7 @@ def check(config: Config) -> None:
 
 
 def _check_entry(side: str, entry: Config, batching: bool) -> None:
+    """Check one input or output of config.pbtxt. Raise ValueError as `check` does."""
     datatype = entry["data_type"].removeprefix("TYPE_")
     if datatype not in DATATYPES:
         raise ValueError(

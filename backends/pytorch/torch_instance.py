@@ -34,7 +34,8 @@ class TorchInstance:
         pb_utils.Logger.log_info(f"{args['model_instance_name']}: {self.device}, {self.settings}")
 
     def _name_tensors(self, config: instance.Config) -> None:
-        """Set `inputs`, `outputs` and `datatypes`."""
+        """Set `inputs`, `outputs` and `datatypes`. Raise ValueError if config.pbtxt is invalid or
+        does not match the arguments of forward()."""
         naming.check(config)
         arguments = arguments_of(self.module)
         names = naming.input_names(config)
@@ -47,6 +48,7 @@ class TorchInstance:
         }
 
     def _run_model(self, feed: Arrays, names: Sequence[str]) -> Arrays:
+        """Run the module once on these inputs. Return the outputs with these names."""
         values = {name: self._to_value(array) for name, array in feed.items()}
         with self.settings.running():
             results = self._forward(values)
@@ -56,6 +58,7 @@ class TorchInstance:
         return arrays
 
     def _forward(self, values: dict[str, Any]) -> Sequence[Any]:
+        """Call forward() with the inputs, keyed by name. Return its results."""
         if self.inputs is None:
             result = self.module(values)
         else:

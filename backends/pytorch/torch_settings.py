@@ -18,7 +18,8 @@ from instance import (
 from naming import UNSUPPORTED
 
 ALLOWED = "true, false, 1, 0"
-# options of TorchScript's executor, which have PyTorch's defaults unless config.pbtxt sets them
+# Maps parameters to the functions of torch._C that set options of TorchScript's executor. Unless
+# config.pbtxt sets them, the options have PyTorch's defaults.
 SWITCHES = {
     "ENABLE_JIT_EXECUTOR": "_jit_set_profiling_executor",
     "ENABLE_JIT_PROFILING": "_jit_set_profiling_mode",

@@ -61,6 +61,7 @@ class QuestionAnswering(Task):
             self.outputs = TWO_OUTPUTS
 
     def rows(self, instance: Mapping[str, str]) -> int:
+        # a token has about four characters, but windows overlap, and each repeats the question
         return 1 + len(instance["context"]) // self.tokenizer.max_length
 
     def tokens(self, instances: Sequence[Mapping[str, str]], parameters: Values) -> Tensors:

@@ -28,7 +28,7 @@ FUNCTIONS = ("auto", "softmax", "sigmoid", "none")
 CROSS_ENCODERS = {"Identity": "none", "Sigmoid": "sigmoid"}
 MOST_LABELS = 100  # each label adds a row with the whole text
 LONGEST_TEMPLATE = 1_000  # maximum number of characters
-HOLE = "{}"
+PLACEHOLDER = "{}"
 
 
 class TextClassification(Task):
@@ -100,9 +100,10 @@ def _activated(logits: Array, parameters: Values, own: str) -> Array:
 
 
 def _template(value: Any) -> str:
+    """Return the template unchanged. Raise ValueError if it is not valid."""
     if not isinstance(value, str):
         raise ValueError(value)
-    if len(value) > LONGEST_TEMPLATE or value.count(HOLE) != 1:
+    if len(value) > LONGEST_TEMPLATE or value.count(PLACEHOLDER) != 1:
         raise ValueError(value)
     return value
 
@@ -127,7 +128,7 @@ class ZeroShotClassification(Task):
             "This example is {}.",
             "a sentence; {} becomes the label",
             parser=_template,
-            form=f"a text of at most {LONGEST_TEMPLATE} characters with exactly one {HOLE}",
+            form=f"a text of at most {LONGEST_TEMPLATE} characters with exactly one {PLACEHOLDER}",
         ),
         Parameter("multi_label", False, "whether several labels may be true"),
     )
@@ -167,13 +168,13 @@ class ZeroShotClassification(Task):
             self._candidates(index, instance, parameters)
             for index, instance in enumerate(instances)
         ]
-        every = list(chain.from_iterable(labels))
-        length = len(every) * len(template) + sum(map(len, every))
+        all_labels = list(chain.from_iterable(labels))
+        length = len(all_labels) * len(template) + sum(map(len, all_labels))
         check_count(length, MOST_MADE, "characters of hypotheses", "send fewer or shorter labels")
         groups = []
         for instance, own in zip(instances, labels, strict=True):
             text = instance if isinstance(instance, str) else instance["text"]
-            groups.append([(text, template.replace(HOLE, name)) for name in own])
+            groups.append([(text, template.replace(PLACEHOLDER, name)) for name in own])
         try:
             return self.encode_groups(groups)
         except ServingError:  # TooLate or DecodingError
@@ -252,11 +253,11 @@ class TextRanking(Task):
         self.function = self._function()
 
     def _function(self) -> str:
-        """Return the setting `activation` or, if that is "auto", the function that
-        sentence-transformers' CrossEncoder chooses: the one that config_sentence_transformers.json
-        or config.json names, or else the sigmoid. Raise InvalidRequest if that function is not in
-        CROSS_ENCODERS, or if the setting is softmax, which would mix the scores of all instances in
-        a batch."""
+        """Return the setting `activation` (TextClassification declares it) or, if that is "auto",
+        the function that sentence-transformers' CrossEncoder chooses: the one that
+        config_sentence_transformers.json or config.json names, or else the sigmoid. Raise
+        InvalidRequest if that function is not in CROSS_ENCODERS, or if the setting is softmax,
+        which would mix the scores of all instances in a batch."""
         activation = str(self.options["activation"])
         if activation == "softmax":
             raise InvalidRequest("parameter 'activation': text-ranking takes auto, sigmoid or none")
@@ -297,6 +298,8 @@ class TextRanking(Task):
         return self.encode_groups(groups)
 
     def _check_size(self, index: int, instance: Mapping[str, Any]) -> None:
+        """Raise DecodingError if the instance has too many documents, or too many characters when
+        the query is repeated for each document."""
         count = len(instance["documents"])
         if count > MOST_ROWS:
             raise DecodingError(

@@ -23,7 +23,7 @@ from serving.errors import DecodingError, InvalidRequest
 POSITIONS = "masked_lm_positions"  # an input of models that return logits for the masks only
 # maximum number of masks in a text; each has a score for every token of the vocabulary (120 kB)
 MOST_MASKS = 32
-# maximum of masks · top_k for a text, because each of these results repeats the whole text
+# maximum number of results (masks · top_k) for a text, because each repeats the whole text
 MOST_FILLED = 2_000
 
 

@@ -150,8 +150,8 @@ class TextTokenizer:
         return min(positions, stated, UNLIMITED)
 
     def special(self, key: str, default: str) -> tuple[str, int | None]:
-        """Return a special token and its id. The id is None if the vocabulary does not have the
-        token."""
+        """Return the special token that the tokenizer's files name as `key`, or else `default`, and
+        its id. The id is None if the vocabulary does not have the token."""
         token = self.settings.get(key) or default
         text = token["content"] if isinstance(token, dict) else token
         return text, self.tokenizer.token_to_id(text)
@@ -180,7 +180,7 @@ class TextTokenizer:
                 count = len(encoding)
                 if encoding.overflowing:
                     count = self._count(encoding, part, measured)
-                if part != text:
+                if part != text:  # the text was cut to max_characters
                     count = max(count, self.max_length + 1)
                 counts.append(count)
                 rows.append((encoding.ids, encoding.type_ids))
@@ -188,8 +188,8 @@ class TextTokenizer:
         return tensors | {"num_tokens": np.array(counts, np.int64)}
 
     def part(self, text: str, length: int) -> str:
-        """Return the first `length` characters of a text, or the last ones if texts are truncated
-        on the left."""
+        """Return the first `length` characters of a text, or the last ones if the tokenizer
+        truncates texts on the left."""
         return text[-length:] if self.direction == "left" else text[:length]
 
     def _parts(self, text: Text, length: int) -> Text:
@@ -332,8 +332,9 @@ class TextTokenizer:
     def _cut(
         self, text: Text, length: int, stride: int, all_windows: bool
     ) -> tuple[list[Encoding], int]:
-        """Return the windows of a text, and its number of tokens. Raise ValueError if there are too
-        many characters or windows, or if a window has too little room for the text."""
+        """Return the windows of a text, and its number of tokens with special tokens. Raise
+        ValueError if there are too many characters or windows, or if a window has too little room
+        for the text."""
         if isinstance(text, str) and not all_windows:
             text = self.part(text, self.max_characters)
         characters = _characters(text)
@@ -356,8 +357,8 @@ class TextTokenizer:
             self.tokenizer.enable_truncation(
                 length, stride=stride, strategy=strategy, direction=self.direction
             )
-            first = self._encoded(text)
-        return [first, *first.overflowing], count
+            first_window = self._encoded(text)
+        return [first_window, *first_window.overflowing], count
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
         """Return the text of token ids."""
@@ -448,6 +449,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _load_json(path: Path) -> Tokenizer:
+    """Load a tokenizer.json. Raise ConfigError if it cannot be read."""
     try:
         return Tokenizer.from_file(str(path))
     except Exception as err:  # the library raises no narrower class

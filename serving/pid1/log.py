@@ -12,10 +12,10 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import IO, Any
 
-LINE_LIMIT = 16 * 1024
+LINE_LIMIT = 16 * 1024  # bytes of a line that are logged; the rest is dropped
 CHUNK = 64 * 1024  # bytes to read at a time, as many as a pipe can hold
 ENTRY = '{"'  # the beginning of nginx's and gunicorn's log entries, which are JSON
-OUTPUT_END_TIMEOUT = 1.0
+OUTPUT_END_TIMEOUT = 1.0  # seconds to wait for the end of a process's output
 OUTPUT_PATIENCE = 1.0  # seconds for which the log's reader may pause before lines are dropped
 # Characters with which a caller could control a terminal or forge a log line. They are escaped in
 # the same way as in JSON.
@@ -48,8 +48,8 @@ PREFIXES = (
 
 
 def as_json(process: str, line: str, level: str = "") -> str:
-    """Convert a log line of `process` to a JSON object, unless it already is one. `level` is
-    used as in read_text."""
+    """Convert a log line of `process` to a JSON object, unless it already is one. Escape control
+    characters in both cases. `level` is used as in read_text."""
     if read_object(line):
         return line.translate(ESCAPED)
     now = datetime.now(UTC).isoformat(timespec="milliseconds")
@@ -186,15 +186,15 @@ class Pump(threading.Thread):
         return line
 
     def last_error(self) -> str:
-        """Return the last line that looks like an error, or else the last line that is not empty.
-        Lines of JSON do not count. Wait briefly for the end of the output."""
+        """Wait briefly for the end of the output. Return the last line that looks like an error, or
+        else the last line that is not empty, or "" if there is none. Lines of JSON do not count."""
         self.join(OUTPUT_END_TIMEOUT)
         return self._last_error or self._last_line
 
 
 def read_lines(stream: IO[bytes]) -> Iterator[list[str]]:
-    """Yield the lines of the stream as they arrive, in lists. Truncate each line to 16 KiB, and
-    replace bytes that are not UTF-8."""
+    """Yield the lines of the stream as they arrive, in lists. Truncate each line to LINE_LIMIT
+    bytes, and replace bytes that are not UTF-8."""
     rest = b""  # the beginning of a line whose end has not arrived yet
     while data := os.read(stream.fileno(), CHUNK):
         *complete, rest = (rest + data).split(b"\n")

@@ -64,10 +64,10 @@ def nginx(
     listeners: Sequence[socket.socket] = (),
     folders: str = NGINX_FOLDERS,
 ) -> Process:
-    """Describe nginx's process, and write nginx.conf into the run folder. nginx inherits the
-    listeners, which the environment variable NGINX lists. The program is searched for on the PATH
-    and in `folders`. Raise FileNotFoundError if it is missing, and SettingsError if too few open
-    files are allowed."""
+    """Describe nginx's process, write nginx.conf into the run folder, and set this process's limit
+    of open files. nginx inherits the listeners, which the environment variable NGINX lists. The
+    program is searched for on the PATH and in `folders`. Raise FileNotFoundError if it is missing,
+    and SettingsError if too few open files are allowed."""
     path = f"{environ.get('PATH', os.defpath)}:{folders}"
     binary = shutil.which("nginx", path=path)
     if not binary:
@@ -75,7 +75,8 @@ def nginx(
             "nginx is not installed: install a package of it, such as Debian's nginx-light"
         )
     configuration = settings.run_dir / "nginx.conf"
-    configuration.write_text(nginx_configuration(settings), encoding="utf-8")
+    file_limit = set_file_limit(settings.max_concurrency)  # nginx inherits the limit
+    configuration.write_text(nginx_configuration(settings, file_limit), encoding="utf-8")
     command = (binary, "-c", str(configuration), "-p", str(settings.run_dir), "-e", "stderr")
     # With tensors of 600 kB, nginx would otherwise spend half of its time returning memory to the
     # system and requesting it again.
@@ -94,12 +95,10 @@ def nginx(
     )
 
 
-def nginx_configuration(settings: Settings) -> str:
-    """Set the limit of open files, which nginx inherits, and return the text of nginx.conf, made
-    from the template. {{name}} is replaced by its entry in `values`, or else by the setting of that
-    name. A section {{#name}} … {{/name}} is removed if the value for `name` is false. Raise
-    SettingsError if the hard limit of open files is too low."""
-    file_limit = set_file_limit(settings.max_concurrency)
+def nginx_configuration(settings: Settings, file_limit: int) -> str:
+    """Return the text of nginx.conf, made from the template. {{name}} is replaced by its entry in
+    `values`, or else by the setting of that name. A section {{#name}} … {{/name}} is removed if the
+    value for `name` is false. `file_limit` is the maximum number of open files of a process."""
     # each worker of nginx should be able to hold twice as many requests as the Flask app admits
     wanted = max(USUAL_CONNECTIONS, 2 * FILES_PER_REQUEST * settings.max_concurrency)
     connections = min(file_limit - OWN_FILES, wanted)
@@ -116,13 +115,14 @@ def nginx_configuration(settings: Settings) -> str:
         "most_uploads": min(
             MOST_UPLOADS, settings.request_memory // max(1, settings.max_body_bytes)
         ),
+        # nginx closes its connections before it is killed; to nginx, 0 would mean no limit
         "shutdown_timeout": _milliseconds(max(0.001, 0.9 * settings.stop_timeout)),
         "log_level": NGINX_LOG_LEVELS[settings.log_level],
         "max_body_mb": f"{settings.max_body_mb:g}",
         "request_timeout": _milliseconds(settings.request_timeout),
         "log_successes": int(settings.logs("info")),
         "log_mistakes": int(settings.logs("warning")),
-        "load_timeout": _milliseconds(settings.load_timeout + 10),
+        "load_timeout": _milliseconds(settings.load_timeout + 10),  # the manager's limit ends first
         "stream_timeout": _milliseconds(1.1 * settings.stream_timeout),  # the gRPC call ends first
         "streams_by_default": int(settings.inference_type == "generate_stream"),
         "program": ROOT,

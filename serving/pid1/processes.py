@@ -58,8 +58,9 @@ def all_processes(
     settings: Settings, environ: Mapping[str, str], listeners: Sequence[socket.socket] = ()
 ) -> list[Process]:
     """Return the processes in the order in which they are started. nginx inherits the listeners.
-    Create their folders and configuration files. Raise FileNotFoundError if a program is missing,
-    and SettingsError if too few open files are allowed."""
+    Create the processes' folders and configuration files, and set the limit of open files, which
+    they inherit. Raise FileNotFoundError if a program is missing, and SettingsError if too few open
+    files are allowed."""
     environment = {
         **environ,
         **settings.environment(),
@@ -179,8 +180,8 @@ def triton(
 ) -> Process:
     """Describe tritonserver's process, and create its folders. The names of its files in /dev/shm
     begin with a unique prefix, so that they can be removed if it is killed. Write the prefix to
-    `shared_memory_file`, because the Flask app uses it too. Raise FileNotFoundError if a program or
-    library is missing."""
+    `shared_memory_file`, because the Flask app uses it too. `gpus` returns the number of GPUs.
+    Raise FileNotFoundError if a program or library is missing."""
     backends = tritonserver.backend_directory()
     settings.triton_folder.mkdir(mode=0o700, exist_ok=True)
     settings.staged_folder.mkdir(exist_ok=True)

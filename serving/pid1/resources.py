@@ -90,6 +90,7 @@ def shared_memory_lock(prefix: str, folder: Path = SHARED_MEMORY) -> Iterator[No
     end, remove these files."""
     for lock in folder.glob(f"lock-serve-{'[0-9a-f]' * 16}"):
         with contextlib.suppress(OSError), lock.open("r+b") as file:
+            # fails if the server that created the lock file is still running
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             _remove_files(lock.name.removeprefix("lock-"), folder)
     with contextlib.ExitStack() as at_the_end:
@@ -101,6 +102,7 @@ def shared_memory_lock(prefix: str, folder: Path = SHARED_MEMORY) -> Iterator[No
 
 
 def _remove_files(prefix: str, folder: Path) -> None:
+    """Remove the files of the server with this prefix, including its lock file."""
     for file in folder.iterdir():
         if file.name.startswith((prefix, f"lock-{prefix}")):
             with contextlib.suppress(OSError):

@@ -27,8 +27,8 @@ from serving.settings.settings import Settings
 
 DEATHS_ALLOWED = 5  # deaths of one process within WINDOW seconds
 WINDOW = 60.0
-BACKOFF_FIRST = 0.25
-BACKOFF_MAX = 8.0
+BACKOFF_FIRST = 0.25  # seconds between the first death of a process and its restart
+BACKOFF_MAX = 8.0  # maximum seconds between a death and the restart
 # seconds between rounds of the loop while waiting for a process or for readiness
 POLL_INTERVAL = 0.1
 IDLE_INTERVAL = 1.0  # seconds between rounds of the loop once everything is running and ready
@@ -46,13 +46,15 @@ class Failure(Exception):
 
 @dataclass
 class _Child:
+    """The state of a supervised process. Times are those of System.now."""
+
     process: Process
-    pid: int | None = None
+    pid: int | None = None  # None while the process is not running
     starts: int = 0
     deaths: list[float] = field(default_factory=list)  # times of deaths that count, within WINDOW
     hangs: bool = False  # whether the process is being killed because it did not answer
-    retry_at: float = 0.0
-    last_exit: str = ""
+    retry_at: float = 0.0  # when to start it (again); infinity means never
+    last_exit: str = ""  # how it last ended, to be put after its name
 
 
 class Supervisor:
@@ -86,7 +88,7 @@ class Supervisor:
             while self._system.wait(self._seconds_to_wait()) not in STOP_SIGNALS:
                 for child, exit_code in self._reap():
                     self._handle_death(child, exit_code)
-                self._kill_what_hangs()
+                self._kill_hung_processes()
                 self._start_due()
                 self._check_readiness()
         except Failure as failure:
@@ -100,6 +102,7 @@ class Supervisor:
         return code
 
     def _seconds_to_wait(self) -> float:
+        """Return how long the loop may wait for a signal before its next round."""
         is_backing_off = any(
             child.pid is None and child.retry_at < math.inf for child in self._children
         )
@@ -124,7 +127,9 @@ class Supervisor:
         return [(child, ended[child.pid]) for child in self._children if child.pid in ended]
 
     def _handle_death(self, child: _Child, code: int) -> None:
-        """Schedule a restart of the process after a pause, or give up on it."""
+        """Schedule a restart of the process after a pause, or give up on it if it has died too
+        often (_give_up). If the server was ready and needs the process, return to the stage
+        `starting`."""
         now = self._system.now()
         name = child.process.name
         cause = self._cause_of_kill(code)
@@ -135,22 +140,22 @@ class Supervisor:
             child.last_exit = describe_exit(code, cause)
         child.pid = None
         child.hangs = False
-        times = [time for time in child.deaths if time > now - WINDOW]
+        deaths = [time for time in child.deaths if time > now - WINDOW]
         if cause != OUT_OF_MEMORY:
-            times.append(now)
-        child.deaths = times
+            deaths.append(now)
+        child.deaths = deaths
         if self._stage == "ready" and not child.process.optional:
             self._stage = "starting"
             self._starting_since = now
-        if len(times) > DEATHS_ALLOWED:
+        if len(deaths) > DEATHS_ALLOWED:
             problem = (
-                f"{name} died {len(times)} times within {WINDOW:g} s, the last time it "
+                f"{name} died {len(deaths)} times within {WINDOW:g} s, the last time it "
                 f"{child.last_exit}"
             )
             reasons = [problem, self._system.last_error(child.process)]
             self._give_up(child, ": ".join(filter(None, reasons)))
         else:
-            doublings = max(0, len(times) - 1)  # `times` is empty if only OOM kills occurred
+            doublings = max(0, len(deaths) - 1)  # `deaths` is empty if only OOM kills occurred
             pause = min(BACKOFF_MAX, BACKOFF_FIRST * 2**doublings)
             child.retry_at = now + pause
             self._write_status()
@@ -167,7 +172,8 @@ class Supervisor:
             return "perhaps out of memory"
         return "not out of memory" if self._oom_kills == before else OUT_OF_MEMORY
 
-    def _kill_what_hangs(self) -> None:
+    def _kill_hung_processes(self) -> None:
+        """Kill each process that has not answered for `hang_timeout`. `reap` then returns it."""
         limit = self._settings.hang_timeout
         if not limit:
             return
@@ -240,7 +246,8 @@ class Supervisor:
                 self._await_end(child, self._system.now() + KILL_TIMEOUT)
 
     def _await_end(self, child: _Child, deadline: float) -> None:
-        """Wait until the process has ended, but not after `deadline`. Record all that end."""
+        """Wait until the process has ended, but not after `deadline`. Record each process that ends
+        meanwhile."""
         while child.pid is not None:
             left = deadline - self._system.now()
             if left <= 0:

@@ -21,7 +21,7 @@ from serving.host.processes import dying_with_us, remove_leftovers
 from serving.pid1.log import OUTPUT_END_TIMEOUT, Output, Pump
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
-PING_TIMEOUT = 2.0
+PING_TIMEOUT = 2.0  # seconds
 ATTEMPTS = 3  # one health check may take 1 / ATTEMPTS of the hang timeout
 PAUSE = 1.0  # seconds between health checks
 # CLOCK_REALTIME_COARSE, the clock from which files get their modification times. It is up to one
@@ -103,6 +103,8 @@ class HealthCheck(threading.Thread):
 
 @dataclass
 class _Running:
+    """A process that `System.start` has started and `System.reap` has not reaped yet."""
+
     process: Process
     child: subprocess.Popen[bytes]
     check: HealthCheck | None
@@ -178,8 +180,8 @@ class System:
 
     def reap(self) -> list[tuple[int, int]]:
         """Return (pid, exit code) for each process that has ended, including orphans that process 1
-        has inherited. If `start` started it, also kill the rest of its group, and remove its
-        leftovers."""
+        has inherited. The code of a process that a signal killed is the negated signal number. If
+        `start` started the process, also kill the rest of its group, and remove its leftovers."""
         ended = []
         with contextlib.suppress(ChildProcessError):
             while child := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
@@ -197,7 +199,8 @@ class System:
 
     def signal(self, pid: int, number: signal.Signals) -> None:
         """Send a stop signal to the process, but not to its group. Close its listeners, so that new
-        connections are refused as soon as the process has closed them too."""
+        connections are refused as soon as the process has closed them too. Do nothing if the
+        process has been reaped."""
         if pid in self._running:
             os.kill(pid, number)
             for listener in self._running[pid].process.listeners:
@@ -210,7 +213,7 @@ class System:
 
     def silence(self, pid: int) -> float:
         """Return for how many seconds the process has failed its health check since its last
-        response."""
+        response (HealthCheck.silence), or 0.0 if it has no health check."""
         check = self._running[pid].check
         return check.silence if check else 0.0
 
@@ -221,7 +224,7 @@ class System:
 
     def last_error(self, process: Process) -> str:
         """Return the last line of the process's output that looks like an error, or else the last
-        line."""
+        line, or "" if there is none."""
         pump = self._pumps.get(process.name)
         return pump.last_error() if pump else ""
 

@@ -48,9 +48,10 @@ from serving.triton.gateway import TritonGateway
 from serving.triton.quirks import PREFACE
 from serving.triton.tensors import Array, numpy_dtype
 
-EXIT_SECONDS = 5.0
-PAUSE = 0.02
-# variables that are set to 1 for the temporary tritonserver
+EXIT_SECONDS = 5.0  # time that tritonserver gets to exit
+PAUSE = 0.02  # seconds between checks whether tritonserver is live
+# Variables that are set to 1 for the temporary tritonserver. Python then writes no bytecode, and
+# the libraries of models send no telemetry and download nothing.
 QUIET = (
     "PYTHONDONTWRITEBYTECODE",
     "ORT_DISABLE_TELEMETRY",
@@ -103,20 +104,21 @@ def _check_and_print(output: TextIO, as_json: bool) -> int:
 
 
 def check(settings: Settings, folders: Mapping[str, Path]) -> Report:
-    """Check the models in `folders`, and load those without a mistake."""
+    """Check the models in `folders`, load those without a mistake into a temporary tritonserver,
+    and test these with their examples. Return the Report."""
     mistakes = list(check_models(settings, folders))
     mistaken = {name for name, _ in mistakes}
-    whole = [name for name in folders if name not in mistaken]
+    to_load = [name for name in folders if name not in mistaken]
     failures: dict[str, str] = {}
     try:
-        if whole:
-            failures = dict(failures_in_tritonserver(settings, folders, whole))
+        if to_load:
+            failures = dict(failures_in_tritonserver(settings, folders, to_load))
     except FileNotFoundError as err:
-        return Report(mistakes, whole, f"the models were not loaded: {err}")
-    for name in whole:  # the others may fail too, for the reason that was found before
+        return Report(mistakes, to_load, f"the models were not loaded: {err}")
+    for name in to_load:  # a failure of another model repeats a mistake that is already reported
         if name in failures:
             mistakes.append((name, " ".join(failures[name].split())))
-    return Report(mistakes, [name for name in whole if name not in failures])
+    return Report(mistakes, [name for name in to_load if name not in failures])
 
 
 def _lines(report: Report) -> Iterator[str]:
@@ -159,8 +161,8 @@ def _mistakes(
     if mistake := mistake_of_client(folder, config, settings):
         yield file, mistake
     elif config.input and config.output:  # otherwise Triton finds the tensors in the model's file
-        own = folder / CLIENT
-        source = own if own.is_file() else file
+        own_client = folder / CLIENT
+        source = own_client if own_client.is_file() else file
         for mistake in _mistakes_of_client(describe_model(name, folder, config)):
             yield source, mistake
 
@@ -203,10 +205,10 @@ def _mistake_of_tensor(spec: TensorSpec, array: Array | None) -> str:
     is."""
     if array is None:
         return "" if spec.optional else f"no tensor for the input '{spec.name}'"
-    row = array.shape[1:]
-    sizes = zip(spec.shape, row, strict=False)
-    has_sizes = all(size in (-1, got) for size, got in sizes)
-    if not has_sizes or len(row) != len(spec.shape):
+    row = array.shape[1:]  # without the batch dimension, which spec.shape omits too
+    has_rank = len(row) == len(spec.shape)
+    has_sizes = all(size in (-1, got) for size, got in zip(spec.shape, row, strict=False))
+    if not (has_rank and has_sizes):
         return f"'{spec.name}' with shape {list(row)}, but the input has {list(spec.shape)}"
     is_text = spec.datatype == "BYTES" and array.dtype.kind in "OSU"
     # any array is converted to BF16, which NumPy does not have
@@ -258,9 +260,9 @@ def failures_in_tritonserver(
 
 @contextmanager
 def _tritonserver(settings: Settings, run_dir: Path) -> Iterator[TritonGateway]:
-    """Start a tritonserver without models, and yield a gateway to it. Raise TritonUnavailable if it
-    does not start. At the end, stop it, and remove the files that it and its Python stubs leave in
-    /dev/shm and /tmp."""
+    """Start a tritonserver without models, whose output goes to the file `log` in `run_dir`. Yield
+    a gateway to it. Raise TritonUnavailable if it does not start. At the end, stop it, and remove
+    the files that it and its Python stubs leave in /dev/shm and /tmp."""
     prefix = f"check-{secrets.token_hex(8)}"
     began = time.time()
     with (run_dir / "log").open("wb") as log:
@@ -312,7 +314,7 @@ def _command(settings: Settings, run_dir: Path, prefix: str) -> list[str]:
 
 
 def _environment() -> dict[str, str]:
-    """Return tritonserver's environment, without secrets and telemetry."""
+    """Return tritonserver's environment, without secrets, and with the variables in QUIET."""
     environ = {name: value for name, value in os.environ.items() if name not in SECRETS}
     environ |= dict.fromkeys(QUIET, "1")
     return tritonserver.with_stub_wait(tritonserver.environment(environ))

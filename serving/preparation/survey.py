@@ -48,8 +48,8 @@ from serving.settings.settings import Settings
 
 
 def survey(settings: Settings, backends: Path, stages: bool = False) -> Survey:
-    """Return the Survey of the repositories. If `stages` is true, also stage the models. Raise
-    OSError."""
+    """Return the Survey of the repositories. Mistakes in their layout are part of the Survey. If
+    `stages` is true, also stage the models. Raise OSError if a file cannot be read or written."""
     try:
         chosen = choose_models(
             settings.model_repositories,
@@ -110,24 +110,25 @@ def _choose_engines(settings: Settings, backends: Path, chosen: Chosen) -> dict[
 
 def _stage(settings: Settings, backends: Path, chosen: Chosen) -> dict[str, Choice]:
     """Stage every model that is not `unreadable`, and write the first table of models. Add models
-    that cannot be staged to `unreadable`. Return the engine choices, keyed by model name.
+    that cannot be staged to `unreadable`. Return the engine choices, keyed by model name. Raise
+    OSError if a file cannot be read or written.
 
     tritonserver loads all staged models whenever it starts. After startup, only the model manager
-    changes the staged models and the table. Raise OSError.
+    changes the staged models and the table.
     """
     store = Store(settings.staged_folder, settings, backends)
     entries: dict[str, Entry] = {}
     signatures: dict[str, str] = {}
     choices: dict[str, Choice] = {}
     for column, (name, folder) in enumerate(chosen.models.items()):
-        load = secrets.token_hex(8)
+        load_id = secrets.token_hex(8)
         served_from = folder
         clients = shared_clients(folder, chosen.configs[name])
-        signatures[name] = signature(folder, clients)
+        signatures[name] = signature(folder, clients)  # a rejected model needs one too
         if name in chosen.unreadable:
             continue
         if settings.policy.copied:
-            served_from = settings.copies_folder / load / name
+            served_from = settings.copies_folder / load_id / name
             copy_model(folder, served_from, clients)
         try:
             choice = store.stage(served_from, name)
@@ -140,7 +141,7 @@ def _stage(settings: Settings, backends: Path, chosen: Chosen) -> dict[str, Choi
             name=name,
             triton_name=name,
             folder=str(served_from),
-            load_id=load,
+            load_id=load_id,
             column=column,
             parts=tuple(parts_of(chosen.configs[name])),
             signature=signatures[name],
@@ -156,9 +157,9 @@ def _stage(settings: Settings, backends: Path, chosen: Chosen) -> dict[str, Choi
 def choose_models(
     folders: Sequence[Path], default: str = "", load: Sequence[str] = (), device: str = ""
 ) -> Chosen:
-    """Return the models to serve from `folders`: the ones that `default` and `load` name, with the
-    parts of their ensembles, or all models if both are empty. Raise LayoutError if there are
-    mistakes in the layout."""
+    """Return the models to serve from the repositories `folders`: the ones that `default` and
+    `load` name, with the parts of their ensembles, or all models if both are empty. Raise
+    LayoutError if there are mistakes in the layout."""
     _raise_any(_mistakes_of_permission(folders))
     warnings: list[str] = []
     final = tuple(_actual_repository(folder, warnings) for folder in folders)
@@ -187,14 +188,14 @@ def choose_models(
 def _unknown_names(
     named_by: Mapping[str, str], models: Mapping[str, Path], folders: Sequence[Path]
 ) -> Iterator[str]:
-    """Yield a message for each key of `named_by` that is not the name of a model. The value of a
-    key is the environment variable that contains the name."""
-    places = ", ".join(map(str, folders))
+    """Yield a message for each key of `named_by` that is not the name of a model in `folders`, the
+    repositories. The value of a key is the environment variable that contains the name."""
+    repositories = ", ".join(map(str, folders))
     for name, variable in named_by.items():
         if name not in models:
             yield (
-                f"{variable} names '{name}', and there is no folder of that name in {places}; its "
-                f"models are: {listed(models)}"
+                f"{variable} names '{name}', and there is no folder of that name in "
+                f"{repositories}; its models are: {listed(models)}"
             )
 
 
@@ -208,7 +209,7 @@ def _read_configs(
     mistakes: list[str] = []
     unreadable: dict[str, str] = {}
     configs: dict[str, Any] = {}
-    pending = [(name, "") for name in names]
+    pending = [(name, "") for name in names]  # pairs of a model and the one that calls it
     for name, caller in pending:  # the loop itself appends to this list
         if name in configs:
             continue
@@ -229,7 +230,7 @@ def _read_configs(
 
 
 def _raise_any(mistakes: Iterable[str], *example: str) -> None:
-    """Raise LayoutError if there are any mistakes."""
+    """Raise LayoutError if there are any mistakes. The lines of `example` follow the mistakes."""
     lines = list(mistakes)
     if lines:
         raise LayoutError([*lines, *example])
@@ -260,8 +261,9 @@ def _is_closed(path: Path) -> bool:
 
 
 def _actual_repository(folder: Path, warnings: list[str]) -> Path:
-    """Return the folder, or its only subfolder if that is the actual repository, and add that to
-    `warnings`. It happens if an archive was made with `tar czf model.tar.gz model_repository`."""
+    """Return the folder. If its only subfolder is the actual repository, add a warning and return
+    the subfolder instead. This happens if an archive was made with `tar czf model.tar.gz
+    model_repository`."""
     with suppress(OSError):  # _collect_models will report the error
         subfolders = folders_in(folder)
         if is_model(folder) or len(subfolders) != 1:
@@ -276,8 +278,9 @@ def _actual_repository(folder: Path, warnings: list[str]) -> Path:
 
 
 def _collect_models(folders: Sequence[Path], warnings: list[str], example: str) -> dict[str, Path]:
-    """Return the folders of all models, keyed by name. Add other folders to `warnings`. Raise
-    LayoutError if there are mistakes."""
+    """Return the folders of all models, keyed by name. Add a warning for each other folder. Raise
+    LayoutError if a repository is missing, cannot be read or is itself a model, if two have a model
+    of the same name, or if there is no model. `example` is added to the error."""
     models: dict[str, Path] = {}
     mistakes: list[str] = []
     for folder in folders:

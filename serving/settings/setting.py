@@ -43,8 +43,9 @@ class Setting(NamedValue):
     secret: bool = False  # if true, the value is never shown
 
     def read(self, environ: Mapping[str, str]) -> Any:
-        """Return the setting's value. If it is invalid, raise a ValueError that contains the
-        variable, its value and what is allowed."""
+        """Return the setting's value, or the default if no variable is set. If the value is
+        invalid, raise a ValueError that contains the variable, its value unless it is secret, and
+        what is allowed."""
         for variable in self.variables:
             text = environ.get(variable, "").strip()
             if not text:

@@ -83,7 +83,7 @@ POLICIES = {policy.name: policy for policy in (AT_START, ON_CHANGE, ON_POST, ON_
 
 
 class _File:
-    """A file or folder called `name` in the run folder."""
+    """An attribute of Settings: the path of the file or folder called `name` in the run folder."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -93,8 +93,8 @@ class _File:
 
 
 def _setting(variables: str, default: Any, **more: Any) -> Any:
-    """Return a row of the table. If there are several `variables`, separated by spaces, the first
-    one that is set counts."""
+    """Return a row of the table: a dataclass field, from whose metadata SETTINGS makes a Setting.
+    If there are several `variables`, separated by spaces, the first one that is set counts."""
     columns = {"variables": tuple(variables.split()), "default": default, **more}
     return field(default=default, metadata=columns)
 
@@ -582,8 +582,7 @@ class Settings:
     def large_connections(self) -> int:
         """Return how many requests with large bodies one worker accepts at a time. Further requests
         with large bodies wait for a connection. Together, the workers for large bodies leave a
-        quarter of SERVE_MAX_CONCURRENCY to requests with small bodies.
-        """
+        quarter of SERVE_MAX_CONCURRENCY to requests with small bodies."""
         return max(1, LARGE_PERCENT * self.max_concurrency // (100 * self.workers))
 
     @property
@@ -658,8 +657,8 @@ class Settings:
 
     @property
     def most_workers(self) -> int:
-        """Return how many workers gunicorn may have at once, including old workers that have not
-        ended yet."""
+        """Return an ample limit for how many workers gunicorn has at once, including old workers
+        that have not ended yet. Each needs its own row of counters (Leases)."""
         return 4 * self.all_workers + 1
 
 
@@ -718,8 +717,8 @@ def _contradictions_of_arguments(settings: Settings) -> Iterator[str]:
 
 def _exclusive_modes(settings: Settings) -> list[str]:
     """Return which of the settings that exclude each other are set. The first three choose
-    different policies for loading models. The last one exposes Triton's names of models, which
-    always equal the names that callers know only with the policy AT_START."""
+    different policies for loading models. The last one exposes Triton's names of models. Only with
+    the policy AT_START do these always equal the names that callers know."""
     modes = {
         "SERVE_RELOAD=true": settings.reload == "true",
         "SAGEMAKER_MULTI_MODEL=true": settings.multi_model,
@@ -734,6 +733,7 @@ def _with_platform_defaults(settings: Settings, environ: Mapping[str, str]) -> S
     batch transform, also replace the request timeout if no variable sets it."""
     variables = {name for name, value in environ.items() if value.strip()}
     on_sagemaker = any(name.startswith("SAGEMAKER_") for name in variables)
+    # the values that replace auto: "true" or "false"
     is_open = format_value(not on_sagemaker)
     reloads = format_value(not _exclusive_modes(settings))
     timeout = settings.request_timeout
