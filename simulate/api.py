@@ -212,10 +212,11 @@ class _Handler(WSGIRequestHandler):
 
 
 class Server:
-    """An HTTP server for the API, which runs in separate threads."""
+    """An HTTP server for the API. It has a thread for each connection."""
 
     def __init__(self, host: str, port: int, app: Flask) -> None:
         """Start the server. Raise OSError if it cannot listen on the port."""
+        # if make_server opened the socket, it would exit the program when the port is in use
         with socket.create_server((host, port), backlog=256) as listener:
             self._server: BaseWSGIServer = make_server(
                 host, port, app, threaded=True, request_handler=_Handler, fd=listener.fileno()
