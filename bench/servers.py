@@ -84,7 +84,8 @@ PEERS = {
 
 
 class NotStarted(Exception):
-    """Raised if a server does not become ready. The message says why."""
+    """Raised if a server does not become ready, or if its answers are wrong. The message says
+    why."""
 
 
 @dataclass
