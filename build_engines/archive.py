@@ -46,7 +46,7 @@ def archive(name: str, repository: Path, out: Path, copies: int = 0) -> list[Pat
         if shared := shared_clients(folder, own_config):
             clients[part] = shared
     out.mkdir(parents=True, exist_ok=True)
-    endings = [f"-{number}" for number in range(copies)] or [""]
+    endings = [f"-{number}" for number in range(copies)] or [""]  # "": the model itself
     return [_write(out, name, folders, clients, ending) for ending in endings]
 
 

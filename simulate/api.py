@@ -80,8 +80,9 @@ class Api:
         return {"InferenceId": identifier}, 202, headers
 
     def _read(self, operation: str, name: str) -> tuple[dict[str, str], bytes]:
-        """Read the current request. Return its members and its body. Raise ValidationError if the
-        request is invalid."""
+        """Read the current request. Return its members and its body. Complain about headers and a
+        query string that do not reach the container. Raise ValidationError if the request is
+        invalid."""
         body = request.get_data()
         most = self._journal.limit("body")
         if len(body) > most:
