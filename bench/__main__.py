@@ -91,6 +91,7 @@ def measure(
         check_answers(scenario, supporting, networks)
     rates: dict[str, float] = {}  # requests per second in an open loop
     for server in supporting:
+        # an open loop takes its share of the rate that this closed loop reaches
         with alone(server, servers):
             warm_up = run_round(server, scenario, seconds if scenario.share else 1)
         rates[server.name] = scenario.share * warm_up.rate
@@ -151,15 +152,15 @@ def render(measured: Rounds, memory: dict[str, int], rounds: int, seconds: int) 
         *summary(measured),
         "",
     ]
-    rule = _row(*["---"] * len(COLUMNS))
+    rule = _line(*["---"] * len(COLUMNS))
     for scenario, servers in measured.items():
-        lines += [f"### {_title(scenario)}", "", _row(*COLUMNS), rule]
+        lines += [f"### {_title(scenario)}", "", _line(*COLUMNS), rule]
         for server, results in servers.items():
             # if this project is not measured, the ratio is 1
             lines.append(row(server, results, servers.get("ours", results)))
         lines.append("")
-    lines += ["### Memory after the start", "", _row("Server", "MB"), _row("---", "---")]
-    lines += [_row(name, f"{size / 2**20:.0f}") for name, size in memory.items()]
+    lines += ["### Memory after the start", "", _line("Server", "MB"), _line("---", "---")]
+    lines += [_line(name, f"{size / 2**20:.0f}") for name, size in memory.items()]
     return "\n".join(lines) + "\n"
 
 
@@ -170,7 +171,7 @@ def summary(measured: Rounds) -> list[str]:
     names = set(chain.from_iterable(measured.values()))
     others = [name for name in (*SERVERS[1:], "before", "limit") if name in names]
     columns = ["Scenario", *FIGURES, *others]
-    lines = [_row(*columns), _row(*["---"] * len(columns))]
+    lines = [_line(*columns), _line(*["---"] * len(columns))]
     for scenario, servers in measured.items():
         good = {name: rounds for name, rounds in servers.items() if not errors(rounds)}
         ours = good.pop("ours", [])
@@ -179,7 +180,7 @@ def summary(measured: Rounds) -> list[str]:
         if ours and not scenario.share:
             for name, rounds in good.items():
                 cells[name] = f"{median(ratios(rounds, ours)):.2f}"
-        lines.append(_row(_title(scenario), *own, *cells.values()))
+        lines.append(_line(_title(scenario), *own, *cells.values()))
     return lines
 
 
@@ -188,10 +189,10 @@ def row(name: str, results: list[Round], ours: list[Round]) -> str:
     count = errors(results)
     if count:
         blanks = [""] * (len(COLUMNS) - 2)
-        return _row(name, f"{count} answers were not 200", *blanks)
+        return _line(name, f"{count} answers were not 200", *blanks)
     rate, *others = figures(results)
     shares = ratios(results, ours)
-    return _row(
+    return _line(
         name,
         rate,
         f"{median(shares):.2f} [{shares[0]:.2f}, {shares[-1]:.2f}]",
@@ -237,7 +238,7 @@ def _title(scenario: Scenario) -> str:
     return f"{scenario.name[0].upper()}{scenario.name[1:]}"
 
 
-def _row(*cells: str) -> str:
+def _line(*cells: str) -> str:
     return f"| {' | '.join(cells)} |"
 
 

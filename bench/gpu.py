@@ -72,7 +72,7 @@ class Encoder(nn.Module):  # type: ignore[misc]  # torch is untyped to mypy
 
 
 class Greedy(nn.Module):  # type: ignore[misc]  # torch is untyped to mypy
-    """Allocates as many GiB of memory as `gibibytes` says, and returns `gibibytes`."""
+    """Allocates `gibibytes` GiB of memory, and returns `gibibytes`."""
 
     def forward(self, gibibytes: Tensor) -> Tensor:
         size = int(gibibytes[0, 0]) << 30
@@ -292,8 +292,8 @@ def unload(case: Case, server: Server) -> None:
 
 
 def refuse_too_much(case: Case, server: Server) -> None:
-    """Request more memory than any machine has, and then none, to check that the server
-    survives."""
+    """Request more memory than any machine has, and then none, to check that the server answers
+    507 and survives."""
     refused = case.infer(server, torch.tensor([[MUCH]]))
     later = case.infer(server, torch.tensor([[0]]))
     text = f"{MUCH} GiB: {refused.status_code}; the next call: {later.status_code}"

@@ -114,6 +114,7 @@ def closed_loop(server: Server, scenario: Scenario, seconds: int) -> Round:
         command = ["wrk", *options.split(), "-s", str(script), f"http://127.0.0.1:{server.port}"]
         done = subprocess.run(command, capture_output=True, text=True, check=True)
     line = next(line for line in done.stdout.splitlines() if line.startswith("@@"))
+    # wrk reports times in microseconds
     answers, duration, p50, p99, errors = json.loads(line[2:])
     return Round(answers / (duration / 1e6), p50 / 1000, p99 / 1000, errors)
 

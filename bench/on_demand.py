@@ -119,15 +119,16 @@ def measure(call_model: CallModel, server: Server | None, options: argparse.Name
     so that models are loaded and evicted. Print how long the calls take."""
     few = options.room // 2
     seconds = options.seconds
-
-    def call_concurrently(archives: int, seconds: float) -> list[Call]:
-        callers = [
-            threads.submit(zipf, call_model, archives, seconds, options.drift)
-            for _ in range(options.callers)
-        ]
-        return list(chain.from_iterable(caller.result() for caller in callers))
-
+    # one thread more than callers, which takes the samples
     with ThreadPoolExecutor(options.callers + 1) as threads:
+
+        def call_concurrently(archives: int, duration: float) -> list[Call]:
+            callers = [
+                threads.submit(zipf, call_model, archives, duration, options.drift)
+                for _ in range(options.callers)
+            ]
+            return list(chain.from_iterable(caller.result() for caller in callers))
+
         list(threads.map(call_model, range(few)))
         calls = call_concurrently(few, WITHOUT_LOADS * seconds)
         print_times(f"{few} models, all loaded", calls, WITHOUT_LOADS * seconds)

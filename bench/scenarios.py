@@ -47,9 +47,9 @@ class Request:
 
 @dataclass(frozen=True)
 class Scenario:
-    """Defines a scenario: as many concurrent callers as `callers` says send the `requests` in
-    turns. If `share` is not 0, the requests are sent in an open loop, at this share of the rate
-    that the server reached in a closed loop."""
+    """Defines a scenario: `callers` concurrent callers send the `requests` in turns. If `share` is
+    not 0, the requests are sent in an open loop, at this share of the rate that the server reached
+    in a closed loop."""
 
     name: str
     callers: int

@@ -84,7 +84,8 @@ PEERS = {
 
 
 class NotStarted(Exception):
-    """Raised if a server does not become ready. The message says why."""
+    """Raised if a server does not become ready, or if its answers are wrong. The message says
+    why."""
 
 
 @dataclass
@@ -202,7 +203,7 @@ def running(names: list[str], before: Path | None) -> Iterator[list[Server]]:
         servers: list[Server] = []
         for name in names:
             root = before if name == "before" and before else ROOT
-            start = starters.get(name, _ours)
+            start = starters.get(name, _ours)  # "ours", "default" and "before" run this project
             servers.append(stack.enter_context(start(name, root, repository, folder / name)))
         yield servers
 

@@ -57,14 +57,15 @@ def call_steadily(loader: Loader, seconds: float, rate: float = 0.0) -> Counter[
 
 def verdict(loader: Loader, number: int) -> str:
     """Call an archive or a bundled model, as `number` decides. Return "right", or what is wrong."""
-    model = number % KINDS
+    kind = number % KINDS
     x = float(number % 1000)
     try:
-        if model < LOADED:
-            reply = loader.invoke(model + 1, x)
-            right = f'"data":[{(model + 1) * x}]'
+        if kind < LOADED:
+            archive = kind + 1
+            reply = loader.invoke(archive, x)
+            right = f'"data":[{archive * x}]'  # each archive multiplies by its number
         else:
-            reply, right = ask_bundled(loader, list(BUNDLED)[model - LOADED])
+            reply, right = ask_bundled(loader, list(BUNDLED)[kind - LOADED])
     except requests.RequestException as err:
         return type(err).__name__
     if reply.status_code != 200:
@@ -83,6 +84,8 @@ def ask_bundled(loader: Loader, name: str) -> tuple[requests.Response, str]:
 
 
 def soak(server: Server, loader: Loader, minutes: float) -> str:
+    """Load the models, measure the maximum rate, and call the models at SHARE of it for `minutes`.
+    Return the results as text."""
     for number in range(1, ARCHIVES):
         loader.load(number)
     for name in BUNDLED:

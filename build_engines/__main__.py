@@ -27,7 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = make_parser()
     parsed, unknown = parser.parse_known_args(arguments)
     if unknown:
-        parser.error(_unrecognized(unknown))
+        parser.error(_describe_unrecognized(unknown))
     try:
         return int(parsed.run(parsed))
     except BuildError as err:
@@ -43,15 +43,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _print_failure("interrupted; no model was changed", INTERRUPTED)
 
 
-def clean_up_at_signals() -> None:
-    """Make SIGTERM interrupt the command as Ctrl-C does. A library sometimes swallows the
-    KeyboardInterrupt (once in 300 builds), so a timer raises it again."""
+def interrupt_at_signals() -> None:
+    """Make SIGTERM raise KeyboardInterrupt, as Ctrl-C does. A library sometimes swallows the
+    exception (once in 300 builds), so a timer raises it again."""
     for number in SIGNALS:
         signal.signal(number, _interrupt)
 
 
 def ignore_signals() -> None:
-    """Ignore the signals that `clean_up_at_signals` handles, if it was called. The command `build`
+    """Ignore the signals that `interrupt_at_signals` handles, if it was called. The command `build`
     calls this just before it publishes the model, so an interrupted command has not changed a
     model."""
     for number in SIGNALS:
@@ -71,8 +71,9 @@ def _print_failure(message: str, code: int) -> int:
     return code
 
 
-def _unrecognized(words: Sequence[str]) -> str:
-    """Return argparse's message. If the first word is a setting of a client, say how to set it."""
+def _describe_unrecognized(words: Sequence[str]) -> str:
+    """Return argparse's message about unrecognized arguments. If the first one is a setting of a
+    client, add how to set it."""
     from build_engines.settings import all_settings
 
     flag, _, value = words[0].partition("=")
@@ -227,5 +228,5 @@ def _archive(parsed: argparse.Namespace) -> int:
 
 
 if __name__ == "__main__":
-    clean_up_at_signals()
+    interrupt_at_signals()
     sys.exit(main())

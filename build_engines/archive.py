@@ -46,7 +46,7 @@ def archive(name: str, repository: Path, out: Path, copies: int = 0) -> list[Pat
         if shared := shared_clients(folder, own_config):
             clients[part] = shared
     out.mkdir(parents=True, exist_ok=True)
-    endings = [f"-{number}" for number in range(copies)] or [""]
+    endings = [f"-{number}" for number in range(copies)] or [""]  # "": the model itself
     return [_write(out, name, folders, clients, ending) for ending in endings]
 
 
@@ -54,8 +54,12 @@ def _write(
     out: Path, name: str, folders: Mapping[str, Path], clients: Mapping[str, Path], ending: str
 ) -> Path:
     """Write one archive and return its path. The models' files are linked into a temporary folder
-    and archived there; then the archive is moved into `out`. `ending` is that of a copy's name, or
-    "" for the model itself, whose configurations stay as they are."""
+    and archived there; then the archive is moved into `out`.
+
+    `folders` are those of the models, and `clients` those of shared clients, keyed by the model
+    that uses them. `ending` is that of a copy's archive, such as "-0", and its models get "_0". For
+    the model itself it is "", and the configurations stay as they are.
+    """
     target = out / f"{name}{ending}.tar.gz"
     names = {part: f"{part}{ending.replace('-', '_')}" for part in folders}
     contents = {names[part]: folder for part, folder in folders.items()}

@@ -68,7 +68,8 @@ def build(
     with scratch_folder(request.repository) as folder:
         model_spec = family.write_model(weights, request, folder)
         source_sha256 = digest_of_version(folder / "1")
-        # TensorRT's plan is written beside its fp32 file, so the digest of their folder changes
+        # `verify` needs the fp32 model. It finds it in the version's folder, unless something was
+        # changed or added there. TensorRT adds its plan.
         is_converted = request.precision != "fp32" or request.target == "tensorrt"
         if model_spec.platform == ONNX and is_converted:
             keep_reference(folder, source_sha256)

@@ -90,10 +90,11 @@ def compare(
     example. Models with a client of the user's own are always compared on their example. Tabular
     models and models without a client are always compared on random tensors.
     """
+    # None also for a client of the user's own
     family = family_of(source_of(client)) if client else None
     samples = family.samples if family else None
     if client is None or (family and not samples):
-        feed = example_feed(model, min(4, model.max_batch_size) or 1)
+        feed = example_feed(model, min(4, model.max_batch_size))
         return compare_tensors(feed, engine, reference, "random input")
     instances: Iterator[Any] | None = None
     if samples and source:

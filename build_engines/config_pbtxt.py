@@ -58,9 +58,13 @@ def write_configs(
 def _cpu_parameters(
     model_spec: ModelSpec, engine: Engine, any_cpu_engine: bool
 ) -> Mapping[str, str]:
-    """Return the engine's parameters for a CPU. If `any_cpu_engine` is true, OpenVINO may compute
-    an ONNX model in BF16, and unless the build is for OpenVINO, `serve` chooses between the CPU
-    engines. Leave out what the ModelSpec sets, which includes the settings of --set."""
+    """Return the engine's parameters for a CPU, except those that the ModelSpec sets, which include
+    the settings of --set.
+
+    If `any_cpu_engine` is true, an ONNX model may be computed in BF16. Unless the build is for
+    OpenVINO, `serve` then chooses the CPU engine. If it is false, OpenVINO computes an fp32 model
+    in fp32.
+    """
     parameters = dict(engine.cpu_parameters)
     if any_cpu_engine and model_spec.platform == ONNX:
         parameters.setdefault(CPU_ENGINE, AUTO)

@@ -48,16 +48,17 @@ class Samples:
     ) -> Iterator[Any]:
         """Return the instances of `source`: those held out of calibration if `held_out` is True,
         the others if it is False, or all if it is None. Raise UsageError if there are no samples,
-        or too few to hold some out."""
+        or too few to hold some out. The iterator raises BuildError at an image that cannot be
+        read."""
         samples = self.find(source)
         if held_out is not None:
-            samples = _part(source, samples, held_out)
+            samples = _select(source, samples, held_out)
         return self.instances(client, samples)
 
 
-def _part(source: Path, samples: Sequence[Any], held_out: bool) -> list[Any]:
-    """Return the samples that are held out of calibration, or the others. Raise UsageError if there
-    are too few."""
+def _select(source: Path, samples: Sequence[Any], held_out: bool) -> list[Any]:
+    """Return the samples that are held out of calibration if `held_out` is true, or else the
+    others. Raise UsageError if there are too few."""
     if len(samples) < LEAST_SAMPLES:
         raise UsageError(
             f"{source} has {len(samples)} of the {LEAST_SAMPLES} samples that calibrate INT8 and "
@@ -183,10 +184,12 @@ def _share_of_pairs(ours: Any, theirs: Any) -> float | None:
 
 
 def _do_overlap(box: dict[str, float], other: dict[str, float]) -> bool:
-    """Return whether the boxes' intersection has at least OVERLAP times the area of their union."""
+    """Return whether the boxes' intersection has at least OVERLAP times the area of their union.
+    Return False if the union has no area."""
     low = [max(box[side], other[side]) for side in ("xmin", "ymin")]
     high = [min(box[side], other[side]) for side in ("xmax", "ymax")]
     intersection = _area(*low, *high)
+    # a box's values are in the order of _area's parameters
     union = _area(*box.values()) + _area(*other.values()) - intersection
     return intersection >= OVERLAP * union > 0
 

@@ -137,8 +137,8 @@ class ImageGraph(Graph):
 
 
 def folded(weights: Array, norm: Mapping[str, Array], epsilon: float) -> tuple[Array, Array]:
-    """Fold a batch norm into the convolution before it. Return the convolution's new weights and
-    bias."""
+    """Fold a batch norm into the convolution before it, which must have no bias. Return the
+    convolution's new weights and its new bias."""
     gain = norm["gamma"] / np.sqrt(norm["variance"] + epsilon)
     bias = norm["beta"] - norm["mean"] * gain
     return weights * gain[:, None, None, None], bias

@@ -30,7 +30,7 @@ SERVING = "how Triton serves it (config.pbtxt)"
 
 def option(group: str, default: Any, about: str, **keywords: Any) -> Any:
     """Declare a field and its flag, which is --NAME unless `keywords` contains `flag`. The other
-    `keywords` go to argparse's add_argument."""
+    `keywords` go to argparse's add_argument. If `default` is callable, it creates the default."""
     initial = {"default_factory": default} if callable(default) else {"default": default}
     return field(**initial, metadata={"group": group, "help": about, **keywords})
 

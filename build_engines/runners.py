@@ -43,6 +43,7 @@ class OnnxFile:
         self.outputs = {node.name: node.shape for node in self.session.get_outputs()}
 
     def __call__(self, feed: Tensors) -> Tensors:
+        # a client also prepares arrays for its own postprocess
         own_inputs = {name: array for name, array in feed.items() if name in self.inputs}
         arrays = self.session.run([*self.outputs], own_inputs, onnx_session.run_options())
         return dict(zip(self.outputs, arrays, strict=True))
@@ -50,12 +51,14 @@ class OnnxFile:
 
 def openvino_runner(path: Path, parameters: Mapping[str, str]) -> Runner:
     """Return a Runner for an ONNX file in OpenVINO. It runs in a separate process, because OpenVINO
-    has crashed in a process that also ran ONNX Runtime."""
+    has crashed in a process that also ran ONNX Runtime. It raises BuildError if that process
+    crashes, or if OpenVINO fails."""
     pool = ProcessPoolExecutor(1, mp_context=get_context("spawn"))
+    pairs = tuple(parameters.items())  # hashable, for the cache of _compiled
 
     def run(feed: Tensors) -> Tensors:
         try:
-            return pool.submit(_infer_by_openvino, path, tuple(parameters.items()), feed).result()
+            return pool.submit(_infer_by_openvino, path, pairs, feed).result()
         except BrokenProcessPool as err:
             raise BuildError("the process in which OpenVINO ran has crashed") from err
         except Exception as err:  # OpenVINO's exceptions have no base class of their own
@@ -79,8 +82,8 @@ def _compiled(path: Path, parameters: tuple[tuple[str, str], ...]) -> Any:
 def _infer_by_openvino(
     path: Path, parameters: tuple[tuple[str, str], ...], feed: Tensors
 ) -> Tensors:
-    """Run the model once, and return its outputs. openvino_engine.py explains why `infer` is not
-    used."""
+    """Run the model once, and return its outputs. OpenVINO's synchronous `infer` is not used,
+    because it does not report mismatched shapes (openvino_engine.py)."""
     compiled = _compiled(path, parameters)
     request = compiled.create_infer_request()
     inputs = {name for port in compiled.inputs for name in port.names}

@@ -17,8 +17,9 @@ from serving.repository.model_config import Unreadable, read_merged
 
 @dataclass(frozen=True)
 class StoredModel:
-    """A model's folder in a repository. `config` is the ModelConfig that open_model has read.
-    `record` is the content of build.json, or {} if there is none that can be read."""
+    """A model's folder in a repository. `config` is the ModelConfig that open_model has read, and
+    `model` is its description for a client. `record` is the content of build.json, or {} if there
+    is none that can be read."""
 
     folder: Path
     config: Any

@@ -112,7 +112,8 @@ class Weights:
 
     @cached_property
     def graph(self) -> Any:
-        """Return an ONNX file's model, without weights from other files."""
+        """Return an ONNX file's model, without weights from other files. Raise BuildError if the
+        file cannot be read as ONNX."""
         return onnx_reader.read(self.path)
 
     @cached_property

@@ -24,7 +24,7 @@ POLL = 10.0  # seconds between checks of an endpoint
 
 def scale(options: Scale, aws: Aws) -> None:
     """Register the endpoint's variant and a scaling policy with Application Auto Scaling, or remove
-    both."""
+    both. Raise DeployError if the stack has no endpoint, and UsageError for invalid options."""
     require(options, aws)
     if options.remove:
         was_scaled = autoscale.remove(aws, options.name)
@@ -37,11 +37,11 @@ def scale(options: Scale, aws: Aws) -> None:
         "MinCapacity": options.min,
         "MaxCapacity": options.max,
     }
-    target = config.request(aws, options.config, "RegisterScalableTarget", target)
+    target = config.with_config(aws, options.config, "RegisterScalableTarget", target)
     fewest, most = target["MinCapacity"], target["MaxCapacity"]
     if fewest > most:
         raise UsageError(f"--min {fewest} is more than --max {most}")
-    policy = config.request(aws, options.config, "PutScalingPolicy", policy)
+    policy = config.with_config(aws, options.config, "PutScalingPolicy", policy)
     aws.write(autoscale.SERVICE, "RegisterScalableTarget", target)
     aws.write(autoscale.SERVICE, "PutScalingPolicy", policy)
     aws.report(f"the endpoint '{options.name}' scales with its load")

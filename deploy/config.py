@@ -73,9 +73,9 @@ def _check(operation: str, part: Any) -> None:
         raise ValueError(f"{operation}.{min(fixed)} follows from --name")
 
 
-def request(aws: Aws, config: Mapping[str, Any], operation: str, parameters: Reply) -> Reply:
-    """Return `parameters`, merged with the part for the operation in --config. If botocore's model
-    does not allow a field, raise a UsageError that names it."""
+def with_config(aws: Aws, config: Mapping[str, Any], operation: str, parameters: Reply) -> Reply:
+    """Return the operation's `parameters`, merged with its part in --config. This sends nothing. If
+    botocore's model does not allow a field, raise a UsageError that names it."""
     merged: Reply = merge(parameters, config.get(operation, {}))
     aws.check(SERVICES[operation], operation, merged)
     return merged
@@ -86,7 +86,8 @@ def merge(base: Any, patch: Any, depth: int = 0) -> Any:
     of objects are merged by position, so an empty list leaves a list of objects unchanged. Any
     other value in `patch` replaces the value in `base`.
 
-    Except for lists of objects, this is JSON Merge Patch (RFC 7396).
+    Except for lists of objects, this is JSON Merge Patch (RFC 7396). Raise UsageError if `patch` is
+    nested more than MAX_DEPTH levels deep.
     """
     if depth > MAX_DEPTH:
         raise UsageError(f"--config: more than {MAX_DEPTH} levels in each other")

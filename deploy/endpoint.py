@@ -8,7 +8,7 @@ from typing import Any
 
 from deploy import autoscale, environment
 from deploy.aws import Aws, Reply
-from deploy.config import request
+from deploy.config import with_config
 from deploy.errors import DeployError, UsageError, one_line
 from deploy.options import Common, Delete, Endpoint
 from deploy.specification import endpoint_config, model_name, request_to_recreate, untagged
@@ -33,7 +33,7 @@ def create(options: Endpoint, aws: Aws) -> None:
         aws.remove("sagemaker", "DeleteEndpoint", EndpointName=options.name)
         aws.wait("endpoint_deleted", options.name)
     names = {"EndpointName": options.name, "EndpointConfigName": config["EndpointConfigName"]}
-    endpoint = tagged(options, request(aws, options.config, "CreateEndpoint", names))
+    endpoint = tagged(options, with_config(aws, options.config, "CreateEndpoint", names))
     ensure(aws, "Model", model)
     ensure(aws, "EndpointConfig", config)
     say(f"creating endpoint {options.name}")
@@ -54,7 +54,9 @@ def _wait_for_existing(options: Endpoint, aws: Aws, current: Reply, config: Repl
 
 def update(options: Endpoint, aws: Aws) -> None:
     """Change what the options and --config specify. Keep everything else, including the current
-    number of instances."""
+    number of instances. Once the endpoint serves the change, delete the stack's other
+    configurations and models; --no-wait leaves them. Raise DeployError if the endpoint cannot be
+    updated, or if the update fails."""
     endpoint = require(options, aws)
     _require_updatable(options, endpoint)
     current_config, current_model = _describe_content(aws, endpoint)
@@ -68,7 +70,7 @@ def update(options: Endpoint, aws: Aws) -> None:
         aws.report(f"the endpoint '{options.name}' has these settings already")
         return
     names = {"EndpointName": options.name, "EndpointConfigName": config["EndpointConfigName"]}
-    parameters = request(aws, options.config, "UpdateEndpoint", names)
+    parameters = with_config(aws, options.config, "UpdateEndpoint", names)
     if new_model:
         ensure(aws, "Model", new_model)
     ensure(aws, "EndpointConfig", config)
@@ -167,7 +169,7 @@ def _instances(variant: Mapping[str, Any], endpoint: Mapping[str, Any]) -> str:
 
 def delete(options: Delete, aws: Aws) -> None:
     """Delete the resources that have the stack's tags, after asking for confirmation. Keep the
-    image, the files in S3 and the logs."""
+    image, the files in S3 and the logs. Raise DeployError if the user does not confirm."""
     resources: list[tuple[str, str]] = []
     for kind in KINDS:
         resources += [(kind, name) for name in names_in_stack(options, aws, kind)]
@@ -216,8 +218,8 @@ def _describe(options: Common, aws: Aws) -> Reply | None:
 
 def _wait_until_served(options: Endpoint, aws: Aws, config: Reply) -> bool:
     """Wait until the endpoint serves `config`, and return True. Raise DeployError if the endpoint
-    fails, or if AWS has rolled the update back. Without waiting, return True in a dry run, and
-    otherwise False with --no-wait."""
+    fails, or if AWS has rolled the update back. Do not wait in a dry run, which returns True, or
+    with --no-wait, which returns False."""
     if aws.dry_run:
         return True
     if options.no_wait:
@@ -236,6 +238,7 @@ def _wait_until_served(options: Endpoint, aws: Aws, config: Reply) -> bool:
 
 
 def _confirm(question: str) -> bool:
+    """Return whether the user answers yes. Raise UsageError if there is no terminal to ask on."""
     if not sys.stdin.isatty():
         raise UsageError(
             "cannot ask for confirmation, because standard input is not a terminal: --yes confirms"

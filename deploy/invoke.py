@@ -5,7 +5,7 @@ import mimetypes
 import sys
 
 from deploy.aws import RUNTIME, Aws, Reply
-from deploy.config import request
+from deploy.config import with_config
 from deploy.errors import DeployError, UsageError
 from deploy.options import Invoke
 
@@ -34,7 +34,7 @@ def invoke(options: Invoke, aws: Aws) -> None:
     }
     parameters = {key: value for key, value in parameters.items() if value not in (None, "")}
     operation = "InvokeEndpointWithResponseStream" if options.stream else "InvokeEndpoint"
-    parameters = request(aws, options.config, operation, parameters)
+    parameters = with_config(aws, options.config, operation, parameters)
     reply = aws.write(RUNTIME, operation, parameters)
     if aws.dry_run:
         return

@@ -24,7 +24,8 @@ ENGINES: dict[str, list[str]] = {
 
 def option(default: Any, about: str, **words: Any) -> Any:
     """Declare a field of the options, and its flag on the command line. The flag is --NAME unless
-    `words` contains `flag`. The other `words` are passed to argparse's add_argument."""
+    `words` contains `flag`. The other `words` are passed to argparse's add_argument. If `default`
+    is callable, it creates the default."""
     initial = {"default_factory": default} if callable(default) else {"default": default}
     return field(**initial, metadata={"help": about, **words})
 

@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Sequence
 
 from deploy.aws import Aws
-from deploy.config import request
+from deploy.config import with_config
 from deploy.errors import DeployError
 from deploy.options import ENGINES, PROJECT, Push
 from deploy.stack import git_version, say
@@ -60,7 +60,7 @@ def _ensure_repository(options: Push, aws: Aws) -> None:
         "imageScanningConfiguration": {"scanOnPush": True},
         "tags": [{"Key": "created-by", "Value": PROJECT}],
     }
-    parameters = request(aws, options.config, "CreateRepository", parameters)
+    parameters = with_config(aws, options.config, "CreateRepository", parameters)
     aws.write("ecr", "CreateRepository", parameters)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from deploy import environment
 from deploy.aws import Aws, Reply
-from deploy.config import request
+from deploy.config import with_config
 from deploy.errors import DeployError, UsageError
 from deploy.options import PROJECT, Endpoint
 from deploy.stack import git_version, say, tagged
@@ -17,7 +17,7 @@ VARIANT = {"VariantName": "AllTraffic", "InitialInstanceCount": 1, "InstanceType
 GPU_TYPE = re.compile(r"ml\.[gp]\d")
 NEEDED_DRIVER = 580  # the NVIDIA driver version that the gpu image needs
 # Maps a host image to the NVIDIA driver version that it contains, according to AWS's documentation
-# of ProductionVariant.InferenceAmiVersion. None is the default image.
+# of ProductionVariant.InferenceAmiVersion. None is the default image. The newest comes last.
 DRIVERS = {
     None: 470,
     "al2-ami-sagemaker-inference-gpu-2": 535,
@@ -28,7 +28,8 @@ DRIVERS = {
 
 
 def model(options: Endpoint, aws: Aws, base: Reply) -> Reply:
-    """Return the request for CreateModel, which is `base` changed by the options and --config."""
+    """Return the request for CreateModel, which is `base` changed by the options and --config.
+    `base` is the request that would recreate the current model, or {} if there is none."""
     container = _with_model_data(options, base.get("PrimaryContainer", {}))
     if options.image or not base:
         container["Image"] = options.image or _default_image(aws)
@@ -66,7 +67,8 @@ def _warn_of_variables(container: Reply) -> None:
 
 def endpoint_config(options: Endpoint, aws: Aws, base: Reply, model: str) -> Reply:
     """Return the request for CreateEndpointConfig, which is `base` changed by the options and
-    --config."""
+    --config. `base` is the request that would recreate the current configuration, or {} if there is
+    none. `model` is the name of the model to serve."""
     first, *others = base.get("ProductionVariants", [VARIANT])
     settings = {
         "InstanceType": options.instance_type,
@@ -118,7 +120,7 @@ def _named(options: Endpoint, aws: Aws, kind: str, parameters: Reply) -> Reply:
     """
     name = f"{kind}Name"
     # the check of the request needs a name
-    content = request(aws, options.config, f"Create{kind}", {**parameters, name: "name"})
+    content = with_config(aws, options.config, f"Create{kind}", {**parameters, name: "name"})
     text = json.dumps(content, sort_keys=True)
     digest = hashlib.sha256(text.encode()).hexdigest()[:8]
     return tagged(options, {**content, name: f"{options.name}-{digest}"})

@@ -62,6 +62,7 @@ def is_ours(options: Common, aws: Aws, arn: str) -> bool:
 def names_in_stack(options: Common, aws: Aws, kind: str) -> list[str]:
     """Return the names of the stack's resources of this kind."""
     name = f"{kind}Name"
+    # an endpoint has the stack's name; other resources get names from specification._named
     ours = re.compile(re.escape(options.name) + "(-[0-9a-f]{8})?")
     resources = aws.list("sagemaker", f"List{kind}s", f"{kind}s", NameContains=options.name)
     return [

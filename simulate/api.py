@@ -80,8 +80,9 @@ class Api:
         return {"InferenceId": identifier}, 202, headers
 
     def _read(self, operation: str, name: str) -> tuple[dict[str, str], bytes]:
-        """Read the current request. Return its members and its body. Raise ValidationError if the
-        request is invalid."""
+        """Read the current request. Return its members and its body. Complain about headers and a
+        query string that do not reach the container. Raise ValidationError if the request is
+        invalid."""
         body = request.get_data()
         most = self._journal.limit("body")
         if len(body) > most:
@@ -212,10 +213,11 @@ class _Handler(WSGIRequestHandler):
 
 
 class Server:
-    """An HTTP server for the API, which runs in separate threads."""
+    """An HTTP server for the API. It has a thread for each connection."""
 
     def __init__(self, host: str, port: int, app: Flask) -> None:
         """Start the server. Raise OSError if it cannot listen on the port."""
+        # if make_server opened the socket, it would exit the program when the port is in use
         with socket.create_server((host, port), backlog=256) as listener:
             self._server: BaseWSGIServer = make_server(
                 host, port, app, threaded=True, request_handler=_Handler, fd=listener.fileno()

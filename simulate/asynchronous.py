@@ -15,7 +15,7 @@ from typing import IO
 from serving.host.files import replace_file
 from simulate.endpoint import Call, Endpoint
 from simulate.errors import ModelError, PlatformError, ValidationError
-from simulate.models import find
+from simulate.models import find_object
 from simulate.service_model import passed_on
 
 # where results are written; on AWS, S3OutputPath in the endpoint's configuration determines this
@@ -80,7 +80,8 @@ class Queue:
 
     def _invoke(self, name: str, members: Mapping[str, str], inline: bytes, queued: float) -> bytes:
         """Call the endpoint, and return the reply's body. `inline` is the body of a call without
-        InputLocation, and `queued` is when the call was queued (time.monotonic())."""
+        InputLocation, and `queued` is when the call was queued (time.monotonic()). Raise
+        PlatformError if the call fails, and OSError if its input cannot be read."""
         longest_wait = int(members.get("RequestTTLSeconds", QUEUE_SECONDS))
         if time.monotonic() > queued + longest_wait:
             raise ValidationError("The request has waited longer than RequestTTLSeconds")
@@ -98,7 +99,7 @@ class Queue:
 
     def _open(self, location: str) -> IO[bytes]:
         """Open an object. Raise ValidationError if it does not exist or is too large."""
-        path = find(self._s3, _key(location))
+        path = find_object(self._s3, _key(location))
         if path is None:
             raise ValidationError(f"There is no object {location} ({self._s3} stands for S3)")
         size = path.stat().st_size

@@ -85,7 +85,7 @@ class Launch:
 
 class Process:
     """A started container. `pid` is the id of its first process, and `models` is the path at which
-    it sees Launch.models."""
+    it sees Launch.models. `connection` is the class of the connections that reach it."""
 
     connection: type[HTTPConnection] = HTTPConnection
     models = MODELS
@@ -109,13 +109,14 @@ class Process:
         return self._process.poll()
 
     def changed_files(self) -> list[str]:
-        """Return the files that the container changed in /opt/ml/model. An image gets this folder
-        read-only."""
+        """Return the files that the container changed in /opt/ml/model: none, because an image gets
+        this folder read-only."""
         return []
 
 
 class Plain(Process):
-    """A program that runs as a plain process, in its own process group."""
+    """A program that runs as a plain process, in its own process group. Creating an object starts
+    the program, or raises CannotStart if it is not an executable file."""
 
     def __init__(self, launch: Launch) -> None:
         if not os.access(launch.program, os.X_OK):
@@ -129,7 +130,7 @@ class Plain(Process):
         self._copy = launch.folder / "model"
         temporary = launch.folder / "tmp"
         repository = launch.models
-        if launch.model:
+        if launch.model:  # a copy shows which files the program changes
             repository = shutil.copytree(launch.model, self._copy)
             for path in [self._copy, *self._copy.rglob("*")]:
                 path.chmod(0o555 if path.is_dir() else 0o444)
@@ -174,7 +175,8 @@ class Plain(Process):
 
 class Image(Process):
     """A container that runs an image. The engine's process lives as long as the container, and
-    passes on the container's output and exit code."""
+    passes on the container's output and exit code. Creating an object starts the container and
+    waits for its first process, or raises CannotStart if there is no such image or no process."""
 
     def __init__(self, launch: Launch) -> None:
         self._engine = launch.engine
@@ -420,9 +422,10 @@ class Container:
 
 
 @contextlib.contextmanager
-def translated(journal: Journal, rule: str, endpoint: str) -> Iterator[None]:
-    """Translate OSErrors and urllib3's errors in the `with` block to PlatformErrors, and record in
-    the journal what the container did wrong. If it does not answer in time, it breaks `rule`."""
+def translated_errors(journal: Journal, rule: str, endpoint: str) -> Iterator[None]:
+    """Translate urllib3's errors and OSErrors in the `with` block: ReadTimeoutError to ModelError,
+    and any other to InternalFailure. Record in the journal what the container did wrong. If it does
+    not answer in time, it breaks `rule`."""
     try:
         yield
     except urllib3.exceptions.ReadTimeoutError as err:
@@ -435,8 +438,8 @@ def translated(journal: Journal, rule: str, endpoint: str) -> Iterator[None]:
 
 
 def parts_of(reply: urllib3.BaseHTTPResponse, deadline: float) -> Iterator[bytes]:
-    """Yield the parts of the body as they arrive. Raise ReadTimeoutError if the body has not ended
-    by `deadline`."""
+    """Yield the parts of the body as they arrive. Raise ReadTimeoutError after a part that arrives
+    later than `deadline`, or if no part arrives within the time limit of `Container.send`."""
     while part := reply.read1(65536):
         yield part
         if time.monotonic() > deadline:

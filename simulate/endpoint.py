@@ -12,7 +12,7 @@ from typing import IO
 import urllib3
 
 from serving.headers import CLOSED_SESSION_ID, NEW_SESSION, SESSION_ID
-from simulate.container import REFUSED, CannotStart, Container, Launch, parts_of, translated
+from simulate.container import REFUSED, CannotStart, Container, Launch, parts_of, translated_errors
 from simulate.errors import ACCOUNT, ModelError, ServiceUnavailable, ValidationError
 from simulate.models import NO_ROOM, NOT_FOUND, Models
 from simulate.rules import Journal
@@ -133,8 +133,9 @@ class Endpoint:
     def _post(
         self, container: Container, path: str, call: Call, stack: ExitStack
     ) -> urllib3.BaseHTTPResponse:
-        """Send a call and return the reply, which `stack` closes."""
-        with translated(self.journal, call.rule, call.endpoint):
+        """Send a call and return the reply, which `stack` closes. Raise PlatformError if the
+        container does not accept the call or does not reply."""
+        with translated_errors(self.journal, call.rule, call.endpoint):
             try:
                 reply = container.send("POST", path, call.body, call.headers, call.deadline)
             except REFUSED as err:
@@ -144,9 +145,10 @@ class Endpoint:
         return reply
 
     def _read(self, reply: urllib3.BaseHTTPResponse, call: Call, most: float) -> bytes:
-        """Return the body of the reply. Raise ModelError if it has more than `most` bytes."""
+        """Return the body of the reply. Raise ModelError if it has more than `most` bytes or is not
+        complete in time, and InternalFailure if the connection breaks."""
         body = bytearray()
-        with translated(self.journal, call.rule, call.endpoint):
+        with translated_errors(self.journal, call.rule, call.endpoint):
             for part in parts_of(reply, call.deadline):
                 body += part
                 if len(body) > most:
@@ -155,6 +157,8 @@ class Endpoint:
         return bytes(body)
 
     def _model_error(self, reply: urllib3.BaseHTTPResponse, call: Call) -> ModelError:
+        """Read a reply whose status is not 2xx, and return it as an error. Count it, and complain
+        about a status of 5xx."""
         body = self._read(reply, call, self.journal.limit("reply-body"))
         self.journal.count(f"answers of {reply.status}")
         if reply.status >= 500:
@@ -174,7 +178,7 @@ class Endpoint:
             self.ask_to_stop()
 
     def _run_container(self) -> None:
-        """Run one container from start to end."""
+        """Run one container from start to end. Raise CannotStart if it cannot be started."""
         begun = time.monotonic()
         container = self._start_container()
         self._container = container
@@ -207,9 +211,9 @@ class Endpoint:
         return container
 
     def _await_healthy(self, container: Container, deadline: float) -> bool:
-        """Wait until /ping returns 200. Return False if it does not before the deadline, or if the
-        endpoint stops. If the container ends earlier, return False immediately, although the
-        platform would restart it until the deadline."""
+        """Return True as soon as /ping returns 200. Return False if the endpoint stops. Complain,
+        and return False, if the deadline passes or the container ends. (The platform would restart
+        an ended container until the deadline.)"""
         while problem := container.ping():
             if self.stopping.wait(TICK):
                 return False

@@ -23,7 +23,7 @@ from pathlib import Path
 from serving.headers import TARGET_MODEL
 from serving.host.files import digest
 from serving.repository.unpacking import BadArchive, size_of, unpack
-from simulate.container import Container, translated
+from simulate.container import Container, translated_errors
 from simulate.errors import (
     InternalFailure,
     ModelError,
@@ -42,10 +42,10 @@ ENDED = "The container has ended"
 ENDPOINT = "NAME"  # in errors of a load, which serves calls with any EndpointName
 
 
-def find(folder: Path, name: str) -> Path | None:
-    """Return the file in the folder with the path `name`, which stands for the key of an object in
-    S3. Return None if there is no such file."""
-    path = folder / name.lstrip("/")
+def find_object(folder: Path, key: str) -> Path | None:
+    """Return the file that stands for the S3 object `key`, which is the file's path in `folder`.
+    Return None if there is no such file."""
+    path = folder / key.lstrip("/")
     is_inside = path.resolve().is_relative_to(folder.resolve())
     return path if is_inside and path.is_file() else None
 
@@ -72,7 +72,7 @@ class Models:
         self._store = store
         self._folder = folder
         self._journal = container.journal
-        self._most = memory * self._journal.limit("memory-share")
+        self._most_memory = memory * self._journal.limit("memory-share")
         self._lock = threading.Lock()
         # ordered from the least to the most recently used
         self._loaded: OrderedDict[str, Loaded] = OrderedDict()
@@ -147,7 +147,7 @@ class Models:
             if target not in self._loading:
                 if self._closed:
                     raise InternalFailure(ENDED)
-                if find(self._store, target) is None:
+                if find_object(self._store, target) is None:
                     raise ValidationError(
                         f"Failed to download model data(bucket: {self._store}, key: "
                         f"{target}). Please ensure that there is an object located at the "
@@ -157,6 +157,9 @@ class Models:
             return self._loading[target]
 
     def _load(self, target: str) -> None:
+        """Unpack the archive, make the container load it, and add it to the loaded models. Raise
+        PlatformError if the archive is invalid, or if the container does not load it or has
+        ended."""
         begun = time.monotonic()
         name = digest(f"{self._store}/{target}")
         folder = self._folder / name
@@ -164,10 +167,10 @@ class Models:
             # the folder exists if the container has lost the model
             shutil.rmtree(folder, ignore_errors=True)
             unpack(self._store / target.lstrip("/"), folder / "model")
-            while self._container.memory() + size_of(folder) > self._most and self.evict():
+            while self._container.memory() + size_of(folder) > self._most_memory and self.evict():
                 # like the platform, evict models although the container has not answered 507
                 self._journal.count("evictions for the memory share")
-            self._hand_over(target, name, begun + self._journal.limit("load-time"))
+            self._load_in_container(target, name, begun + self._journal.limit("load-time"))
             with self._lock:
                 self._loaded[target] = Loaded(target, name)
         except BaseException as err:
@@ -184,7 +187,7 @@ class Models:
         self._journal.count("loads")
         self._journal.say(f"loaded {target} in {time.monotonic() - begun:.1f} s")
 
-    def _hand_over(self, target: str, name: str, deadline: float) -> None:
+    def _load_in_container(self, target: str, name: str, deadline: float) -> None:
         """Ask the container to load the model. If it answers 507, evict another model and ask
         again. Raise PlatformError if the container does not load the model."""
         url = f"{self._container.process.models}/{name}/model"
@@ -216,7 +219,8 @@ class Models:
         return has_others
 
     def _unload(self, model: Loaded) -> None:
-        """Unload the model. It counts as unloaded even if that fails."""
+        """Unload the model, and remove its files. It counts as unloaded even if the container
+        fails to unload it."""
         deadline = time.monotonic() + self._journal.limit("unload-time")
         try:
             status, _ = self._request(
@@ -244,6 +248,6 @@ class Models:
         """Send a request to the container. Return the status and the body of the reply. Raise
         PlatformError if there is none by `deadline`, which breaks `rule`."""
         headers = {"Content-Type": "application/json", TARGET_MODEL: target} if body else {}
-        with translated(self._journal, rule, ENDPOINT):
+        with translated_errors(self._journal, rule, ENDPOINT):
             reply = self._container.send(method, path, body, headers, deadline)
             return reply.status, reply.read()

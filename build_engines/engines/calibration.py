@@ -58,7 +58,8 @@ def calibration_batches(client: ModelClient, request: Request) -> Batches:
 
 
 def _tensors(client: ModelClient, instances: Iterable[Any]) -> Iterator[Tensors]:
-    """Yield the model's inputs for each instance, with default parameters."""
+    """Yield the model's inputs for each instance, with default parameters. The client's other
+    arrays, which only its `postprocess` needs, are left out."""
     names = {spec.name for spec in client.model.inputs}
     for instance in instances:
         prepared = client.prepare([instance], client.defaults)

@@ -69,7 +69,8 @@ def quantize(
     with tempfile.TemporaryDirectory() as scratch, _only_errors_logged():
         prepared, target = Path(scratch) / "prepared.onnx", Path(scratch) / "int8.onnx"
         quant_pre_process(str(file), str(prepared), skip_symbolic_shape=True)
-        client, family = client_in(folder, model_spec), by_client(model_spec.client)
+        client = client_in(folder, model_spec)
+        family = by_client(model_spec.client)
         if client and (family.static_int8 or engine == OPENVINO):
             batches = calibration_batches(client, request)
             operators = OPERATORS[engine] if family.static_int8 else MATRICES
@@ -154,6 +155,8 @@ def _head_nodes(graph: Any) -> list[str]:
 
 
 def _dynamic(source: Path, target: Path) -> None:
+    """Quantize `source` dynamically, and write it to `target`. `source` itself is changed by
+    `_copy_shared_matrices`. Raise BuildError if it has no matrix product."""
     graph = onnx.load(source, load_external_data=False).graph
     if not any(node.op_type in ("MatMul", "Gemm") for node in graph.node):
         raise BuildError(

@@ -32,7 +32,7 @@ INT8_LEVELS = 127.0  # TensorRT's INT8 is symmetric: the largest value is 127 st
 
 def build(model_spec: ModelSpec, folder: Path, request: Request) -> Engine:
     """Write 1/model.plan beside 1/model.onnx, and return the engine. Raise BuildError if the plan
-    cannot be built here."""
+    cannot be built here, and UsageError if it cannot be built of this model."""
     check(model_spec)
     onnx = folder / "1" / "model.onnx"
     gpu = this_gpu()
@@ -84,7 +84,8 @@ def _timing_cache(gpu: str, version: str) -> Path:
 
 
 def _write_calibration(model_spec: ModelSpec, folder: Path, request: Request, code: int) -> Path:
-    """Write 1/calibration.cache for the TensorRT version `code`, and return its path."""
+    """Write 1/calibration.cache for the TensorRT version `code`, and return its path. Raise
+    UsageError if the model has no client, or if there are no samples to calibrate with."""
     client = client_in(folder, model_spec)
     if client is None:
         raise UsageError(

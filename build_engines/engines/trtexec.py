@@ -54,7 +54,8 @@ Profile = Mapping[str, tuple[tuple[int, ...], ...]]
 
 @dataclass(frozen=True)
 class Gpu:
-    """The first GPU of this machine, as nvidia-smi describes it."""
+    """The first GPU of this machine, as nvidia-smi describes it. `gpu` is its name. build.json
+    records the fields under these names."""
 
     gpu: str
     driver: str

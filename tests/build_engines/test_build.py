@@ -149,7 +149,7 @@ def verify(_):
         signal.raise_signal(signal.SIGTERM)
     time.sleep(600)
 command._verify, command.REPEAT_INTERRUPT_SECONDS = verify, 0.1
-command.clean_up_at_signals()
+command.interrupt_at_signals()
 raise SystemExit(command.main(["verify", "own"]))
 """
     done = subprocess.run(
@@ -182,7 +182,7 @@ def interrupted(*arguments):
     step(*arguments)
     signal.raise_signal(signal.{number})
 build.{step} = interrupted
-command.clean_up_at_signals()
+command.interrupt_at_signals()
 raise SystemExit(command.main({arguments}))
 """
     done = subprocess.run(
