@@ -118,10 +118,15 @@ class Weights:
 
     @cached_property
     def config(self) -> Mapping[str, Any]:
-        """Return the content of config.json in a checkpoint's folder."""
-        config: Mapping[str, Any] = json.loads(
-            (self.path / "config.json").read_text(encoding="utf-8")
-        )
+        """Return the content of config.json in a checkpoint's folder. Raise BuildError if it is not
+        a JSON object."""
+        path = self.path / "config.json"
+        try:
+            config = json.loads(path.read_bytes())
+        except ValueError as err:
+            raise BuildError(f"{path} is not JSON: {err}") from err
+        if not isinstance(config, dict):
+            raise BuildError(f"{path} is not a JSON object")
         return config
 
     def has(self, *names: str) -> bool:

@@ -28,6 +28,7 @@ from clients.base import (
 from serving.codecs import ROW
 from serving.errors import DecodingError, InvalidRequest
 
+PREDICTION = "prediction"
 REFUSE = "refuse"
 NAN = "nan"
 CATEGORIES = "categories.json"
@@ -93,9 +94,11 @@ class Client(ModelClient):
         self.labels = names_of(model, self.options["labels"], "labels")
         self.scores = self._scores_output()
         self._check_labels()
-        others = [spec for spec in model.outputs if spec.name != self.scores]
-        self.main_output = others[0].name if others else ""
-        self.predicts_booleans = bool(others) and others[0].datatype == "BOOL"
+        self.others = [spec for spec in model.outputs if spec.name != self.scores]
+        # the first of them is the prediction, unless another one has that name
+        self.others.sort(key=lambda spec: spec.name != PREDICTION)
+        self.main_output = self.others[0].name if self.others else ""
+        self.predicts_booleans = bool(self.others) and self.others[0].datatype == "BOOL"
 
     def _read_columns(self) -> None:
         """Set the attributes that describe the columns of each input: their number, their names,
@@ -249,16 +252,14 @@ class Client(ModelClient):
     def postprocess(
         self, outputs: Tensors, inputs: Tensors, instances: Instances, parameters: Values
     ) -> list[Any]:
-        """Return the values of all outputs for each row. The first output that does not contain
-        probabilities is the prediction."""
+        """Return the values of all outputs for each row. `main_output` is the prediction."""
         count = len(instances)
         columns: dict[str, list[Any]] = {}
-        for spec in self.model.outputs:
-            if spec.name == self.scores:
-                continue
-            name = spec.name if columns else "prediction"
+        for spec in self.others:
+            is_prediction = spec.name == self.main_output
             array = outputs[spec.name].reshape(count, -1)
-            rows = self._rows(array, is_prediction=name == "prediction")
+            rows = self._rows(array, is_prediction)
+            name = PREDICTION if is_prediction else spec.name
             columns[name] = [row[0] if len(row) == 1 else row for row in rows]
         if self.scores:
             columns["probabilities"] = self._by_class(outputs[self.scores].reshape(count, -1))

@@ -356,8 +356,11 @@ class Container:
         low, high = (int(port) for port in SAFE_PORTS.split("-"))
         allowed = {PORT, self.process.port, *range(low, high + 1)}
         ports: set[int] = set()
-        first = psutil.Process(self.process.pid)
-        for process in (first, *first.children(recursive=True)):
+        processes: list[psutil.Process] = []
+        with contextlib.suppress(psutil.Error):  # the container may have ended
+            first = psutil.Process(self.process.pid)
+            processes = [first, *first.children(recursive=True)]
+        for process in processes:
             with contextlib.suppress(psutil.Error):
                 connections = process.net_connections("tcp")
                 ports |= {each.laddr.port for each in connections if each.status == "LISTEN"}

@@ -9,6 +9,7 @@ version, and compiles it again if the file is incomplete. A compiled model is co
 only in folders to which nobody else may write.
 """
 
+import contextlib
 import fcntl
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -199,7 +200,10 @@ def _remove_unneeded(before: set[Path], new: set[Path]) -> None:
             old.unlink(missing_ok=True)
         else:
             os.utime(old)
-    stats = {path: path.stat() for path in compiled_models(cache_root())}
+    stats = {}
+    for path in compiled_models(cache_root()):
+        with contextlib.suppress(FileNotFoundError):  # another instance has just removed it
+            stats[path] = path.stat()
     latest_first = sorted(stats, key=lambda path: stats[path].st_mtime, reverse=True)
     total = 0
     for path in latest_first:

@@ -139,6 +139,6 @@ def load(path: Path, device: Any) -> Any:
         return torch.jit.load(str(path), map_location=device)
     except Exception as err:  # a RuntimeError, or any error of the zip reader
         raise ValueError(
-            f"PyTorch cannot load '{path}' as TorchScript: {str(err).splitlines()[0]}; "
+            f"PyTorch cannot load '{path}' as TorchScript: {str(err).partition('\n')[0]}; "
             "write it with torch.jit.trace(…).save(…) or torch.jit.script(…).save(…)"
         ) from err

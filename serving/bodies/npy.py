@@ -58,6 +58,8 @@ def read_npy(data: bytes) -> Array:
             f"{zip_hint}numpy.save(file, array) writes one",
             field="body",
         ) from err
+    if 0 in shape:
+        raise DecodingError("the npy file's array has no elements", field="body")
     left = len(data) - file.tell()
     if dtype.kind not in KINDS or not _fills(shape, dtype.itemsize, left):
         # str() refuses integers with too many digits, which a header can contain in hexadecimal
@@ -76,10 +78,10 @@ def read_npy(data: bytes) -> Array:
 
 def _fills(shape: tuple[int, ...], itemsize: int, size: int) -> bool:
     """Return whether an array of this shape, whose elements take `itemsize` bytes each, takes
-    exactly `size` bytes. Return False for most empty arrays, such as one of shape (0, 3)."""
+    exactly `size` bytes."""
     if len(shape) > MOST_DIMENSIONS or not itemsize:
         return False
-    # check each dimension, because NumPy refuses a huge one even if another one is 0
+    # check each length, because the product of two negative ones is positive
     if not all(0 <= length <= size for length in shape):
         return False
     return math.prod(shape) * itemsize == size

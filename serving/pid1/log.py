@@ -51,7 +51,8 @@ def as_json(process: str, line: str, level: str = "") -> str:
     """Convert a log line of `process` to a JSON object, unless it already is one. Escape control
     characters in both cases. `level` is used as in read_text."""
     if read_object(line):
-        return line.translate(ESCAPED)
+        # between the tokens of JSON, an escape would be wrong
+        return line.replace("\r", " ").translate(ESCAPED)
     now = datetime.now(UTC).isoformat(timespec="milliseconds")
     entry = {"time": now, "process": process, **read_text(line, level)}
     return json.dumps(entry, separators=(",", ":")).translate(ESCAPED)

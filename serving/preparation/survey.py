@@ -20,7 +20,7 @@ from typing import Any
 from serving.errors import ConfigError
 from serving.host.tritonserver import backend_directory
 from serving.model_status.models import Entry, Models, Rejection
-from serving.model_status.shared_files import ModelsFile
+from serving.model_status.shared_files import MODELS, ModelsFile
 from serving.repository.cpu_engine import Choice, choice_lines, served_config, this_processor
 from serving.repository.ensembles import at_root, contents, listed, missing_part, no_version
 from serving.repository.layout import (
@@ -59,6 +59,9 @@ def survey(settings: Settings, backends: Path, stages: bool = False) -> Survey:
         )
     except LayoutError as err:
         return Survey(mistakes=err.mistakes)
+    if len(chosen.models) > MODELS:
+        problem = f"{len(chosen.models)} models are to be loaded, and {MODELS} is the maximum"
+        return Survey(mistakes=[f"{problem}: set SERVE_LOAD_MODELS, or SERVE_MODELS=on-demand"])
     prepare = _stage if stages else _choose_engines
     choices = prepare(settings, backends, chosen)
     warnings = [*chosen.warnings, *choice_lines(choices, refused=True)]

@@ -52,6 +52,15 @@ def test_refuse_a_checkpoint_that_does_not_declare_its_inputs(
     assert "gpt2" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("config", ["not JSON", "[]", "\udcff"])
+def test_refuse_a_checkpoint_with_a_broken_config(
+    config: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "config.json").write_bytes(config.encode(errors="surrogateescape"))
+    assert run(f"build own --weights {tmp_path} --out {tmp_path}/models") == 1
+    assert "config.json is not" in capsys.readouterr().err
+
+
 def test_ask_for_an_onnx_file_instead_of_an_exported_program(tmp_path: Path) -> None:
     program = torch.export.export(torch.nn.Linear(2, 2), (torch.zeros(1, 2),))
     torch.export.save(program, tmp_path / "net.pt2")

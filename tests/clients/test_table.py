@@ -193,6 +193,10 @@ def test_return_further_outputs_under_their_names() -> None:
         "0": 1.0,
         "1": 2.0,
     }
+    outputs = (TensorSpec("leaf", "INT64", ()), TensorSpec("prediction", "FP32", ()))
+    assert answers(client_of(outputs=outputs), leaf=[4], prediction=[0.5]) == [
+        {"prediction": 0.5, "leaf": 4}
+    ]
 
 
 @pytest.mark.parametrize(

@@ -122,7 +122,7 @@ def test_answer_400_for_no_rows_but_accept_empty_rows(
 
 
 def test_refuse_an_npy_file_and_a_line_without_rows(server: Server) -> None:
-    expect(send(server, "numbers", npy_file("<f4", (0, 3)), NPY), 400)
+    assert "no elements" in expect(send(server, "numbers", npy_file("<f4", (0, 3)), NPY), 400)
     line = b'{"inputs":[{"name":"x","shape":[0,3],"datatype":"FP32","data":[]}]}'
     assert send(server, "numbers", line, LINES).json()["code"] == "invalid_request"
 

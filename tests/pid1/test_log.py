@@ -95,6 +95,7 @@ def test_leave_a_line_of_json_unchanged() -> None:
     line = json.dumps(REQUEST, separators=(",", ":")) + "\n"
     assert pump(line.encode())[0] == line
     assert json.loads(pump('{"path":"/\x9b\x7f"}\n'.encode())[0]) == {"path": "/\x9b\x7f"}
+    assert json.loads(pump(b'{"a":\r1}\n')[0]) == {"a": 1}
 
 
 def test_write_one_entry_per_line_with_or_without_carriage_returns() -> None:

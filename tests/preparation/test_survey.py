@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from serving.host.tritonserver import backend_directory
-from serving.model_status.shared_files import ModelsFile
+from serving.model_status.shared_files import MODELS, ModelsFile
 from serving.model_status.states import LOADING
 from serving.preparation.survey import survey
 from serving.repository.layout import Survey
@@ -85,3 +85,9 @@ def test_stop_the_start_if_a_loaded_model_names_an_unknown_engine(tmp_path: Path
     )
     assert "cpu_engine" in look(tmp_path).unreadable[0]
     assert look(tmp_path, SERVE_LOAD_MODELS="net").unreadable == []
+
+
+def test_refuse_more_models_than_there_are_columns(tmp_path: Path) -> None:
+    for number in range(MODELS + 1):
+        write(tmp_path / f"net{number}", ONNX)
+    assert str(MODELS) in look(tmp_path).mistakes[0]
