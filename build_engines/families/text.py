@@ -105,7 +105,7 @@ def write_tokenizer(request: Request, folder: Path) -> dict[str, str]:
     return {"task": request.task} if request.task else {}
 
 
-def logits_of(spec: ModelSpec) -> Sequence[str]:
+def logit_names_of(spec: ModelSpec) -> Sequence[str]:
     """Return the names of outputs that the client always reads as logits. The model need not have
     all of them."""
     if spec.settings.get("task") not in FROM_LOGITS:
@@ -123,7 +123,7 @@ FAMILY = Family(
     own_weights={"bert": write_minilm},
     recognizes=lambda weights: not weights.is_image and is_text(weights),
     write_files=write_tokenizer,
-    logits=logits_of,
+    logit_names=logit_names_of,
     samples=SENTENCES,
     measure=lambda client: TEXT_MEASURES[str(client.options["task"])],
     any_cpu_engine=True,
