@@ -60,7 +60,8 @@ def write_model(_: Family, __: Weights, request: Request, folder: Path) -> Model
 
 class _Unpickler(pickle.Unpickler):
     """Unpickles only what a state_dict contains: storages, and tensors, which become tuples
-    (storage, offset, size, stride)."""
+    (storage, offset, size, stride). Raises KeyError for any other class, so that a file cannot run
+    code."""
 
     def persistent_load(self, pid: Any) -> Any:
         """Return the type and key of a storage. `pid` is ("storage", type, key, …)."""

@@ -23,13 +23,14 @@ CLOSE = 1e-3  # tolerance when an exported file's outputs are compared with the 
 
 
 def equal(outputs: Arrays, wanted: Arrays, *_: Any) -> bool:
-    """Return whether the `outputs` equal the `wanted` arrays up to rounding."""
+    """Return whether the `outputs` equal the `wanted` arrays up to rounding. Ignore any further
+    arguments, such as the example, which other functions for `Head.same` may read."""
     pairs = zip(outputs, wanted, strict=True)
     return all(np.allclose(ours, theirs, rtol=CLOSE, atol=CLOSE) for ours, theirs in pairs)
 
 
-def logits(network: Any, images: Any) -> tuple[Any, ...]:
-    """Return the logits that a network from the transformers library computes."""
+def read_logits(network: Any, images: Any) -> tuple[Any, ...]:
+    """Run a network from the transformers library on the images, and return its logits."""
     return (network(images).logits,)
 
 
@@ -51,7 +52,7 @@ class Head:
     # names of the tensors that `read` returns
     outputs: tuple[str, ...] = ("logits",)
     # runs the network on images, and returns its outputs
-    read: Callable[[Any, Any], tuple[Any, ...]] = logits
+    read: Callable[[Any, Any], tuple[Any, ...]] = read_logits
     # returns whether the outputs of the exported file equal the network's, for an example
     same: Callable[..., bool] = equal
     # whether the network has classes, whose names are in config.json
@@ -97,9 +98,9 @@ class Family:
     example: str = ""
     # whether the first output is one score for each class
     classifies: bool = False
-    # returns the names of the outputs that the client always reads as logits, because no setting
-    # `activation` applies to them
-    logits: Callable[[ModelSpec], Sequence[str]] = lambda _: ()
+    # returns the names of the outputs that the client always reads as logits; the setting
+    # `activation` does not apply to them
+    logit_names: Callable[[ModelSpec], Sequence[str]] = lambda _: ()
     # whether the client expects boxes in pixels of the input
     boxes_in_pixels: bool = False
     # the samples on which INT8 is calibrated and an engine is compared with fp32; None: engines are
@@ -125,14 +126,15 @@ class Family:
     def write_model(self, weights: Weights, request: Request, folder: Path) -> ModelSpec:
         """Write the fp32 model and its other files into the folder. Return the writer's ModelSpec,
         completed with the client, the settings of the request and, if the writer lists no tensors,
-        the tensors of the ONNX file. Raise UsageError if the family cannot build this kind of
-        weights, and BuildError for an ONNX file whose scores the client would read as logits."""
+        the tensors of the ONNX file. A setting of the request overrides the writer's. Raise
+        UsageError if the family cannot build this kind of weights, BuildError for an ONNX file
+        whose scores the client would read as logits, and any error of the writer."""
         writer = self._writer(weights, request)
         (folder / "1").mkdir(parents=True, exist_ok=True)
         spec = writer(self, weights, request, folder)
         if not spec.inputs:
             spec = with_tensors(request, folder, spec)
-        client = request.named_client or self.client
+        client = request.named_client or self.client  # may be an alias of the family's client
         spec = replace(spec, client=client, settings={**spec.settings, **request.settings})
         if weights.kind == ONNX_FILE:
             self._check_logits(weights.graph, spec)
@@ -154,8 +156,9 @@ class Family:
         raise UsageError(f"{mistake}; {target} is built from {', '.join(self.writers)}")
 
     def _check_logits(self, graph: onnx.ModelProto, spec: ModelSpec) -> None:
-        # without this check, the client applied a second activation and gave wrong answers
-        for name in self.logits(spec):
+        """Raise BuildError if the file turns into scores what the client reads as logits. The
+        client would apply a second activation, and its answers would be wrong."""
+        for name in self.logit_names(spec):
             if onnx_reader.makes_scores(graph, name):
                 raise BuildError(
                     f"the file's output '{name}' comes from a softmax or a sigmoid, but the client "

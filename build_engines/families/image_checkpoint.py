@@ -27,7 +27,8 @@ IN_NETWORK = ("scale", "mean", "std")  # the client's settings that the exported
 
 def write_model(family: Family, weights: Weights, request: Request, folder: Path) -> ModelSpec:
     """Write the model folder's files, and return the ModelSpec. Raise UsageError for --labels if
-    the network has no classes, and BuildError for --size or if the network cannot be exported."""
+    the network has no classes, BuildError for --size, and any error of image_network.write_onnx.
+    """
     if request.size:
         raise BuildError("--size is not for a folder of transformers: its files say the size")
     from build_engines.families import image_network  # needs torch
@@ -49,6 +50,7 @@ def write_model(family: Family, weights: Weights, request: Request, folder: Path
         labels=DEFAULT_LABELS if has_labels and family.classifies else "",
     )
     final_settings = {**settings, **request.settings}
+    # images that keep their proportions differ in size, so they cannot be batched
     if keeps_ratio(final_settings):
         shorter, longer = map(int, final_settings["resize_to"].split(","))
         model_spec = replace(model_spec, max_batch_size=1, lengths=(1, shorter, longer))

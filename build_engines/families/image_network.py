@@ -31,8 +31,7 @@ from clients.base import Model, TensorSpec
 from clients.image_classification import Client
 
 INPUT = "input"
-OUTPUT = "logits"
-CLOSE = 1e-3
+CLOSE = 1e-3  # tolerance when a pixel that the client prepares is compared with the processor's
 # dimensions that may be dynamic, and their sizes during tracing
 TRACED_SIZES = {"batch": 2, "height": 96, "width": 160}
 # (width, height) of the images on which the client is compared with the image processor
@@ -54,10 +53,7 @@ def write_onnx(weights: Weights, family: Family, request: Request, path: Path) -
     processor = _processor(weights.path)
     settings = settings_of(processor)
     client = _make_client(processor, {**settings, **request.settings})
-    architecture = weights.architecture
-    loader = architecture if architecture in TOWERS else head.loader
-    purpose = f"as a {architecture or 'network'}"
-    network = load(getattr(transformers, loader), weights.path, purpose)
+    network = _load_network(weights, head)
     if keeps_ratio(client.options) and request.max_batch_size > 1:
         raise UsageError(
             f"--max-batch-size {request.max_batch_size}: images of different sizes cannot be "
@@ -78,7 +74,18 @@ def write_onnx(weights: Weights, family: Family, request: Request, path: Path) -
     return settings | head.settings(processor)
 
 
+def _load_network(weights: Weights, head: Head) -> Any:
+    """Load the network with the class in TOWERS or else the loader of `head`. Raise BuildError as
+    `load` does."""
+    architecture = weights.architecture
+    loader = architecture if architecture in TOWERS else head.loader
+    purpose = f"as a {architecture or 'network'}"
+    return load(getattr(transformers, loader), weights.path, purpose)
+
+
 def _input_shape(client: ImageClient, request: Request) -> Shape:
+    """Return the shape of the exported network's input. The size of a batch is fixed, at 1, only
+    for --max-batch-size 0."""
     height, width = client.input.shape[1:]
     # either both height and width are dynamic, or neither is
     sides = ("height", "width") if height == -1 else (height, width)
@@ -101,6 +108,8 @@ def _examples(client: ImageClient, request: Request) -> Iterator[Example]:
 
 
 def _processor(checkpoint: Path) -> Any:
+    """Load the folder's image processor, in the variant that uses Pillow, as the client does. Raise
+    BuildError if that fails."""
     with explained(f"the image processor of {checkpoint} cannot be loaded"):
         return AutoImageProcessor.from_pretrained(checkpoint, backend="pil", **OFFLINE)
 
@@ -159,6 +168,7 @@ def _geometries(processor: Any) -> Iterator[dict[str, str]]:
                 f"{name_of(processor)} makes tensors of different sizes: {sorted(shapes)}; it must "
                 "make one size, or keep the proportions by a shortest_edge and a longest_edge"
             )
+        # YOLOS's processor makes both sides multiples of 16
         divisor = {"size_divisor": "16"} if "Yolos" in type(processor).__name__ else {}
         yield {"resize": KEEP_RATIO, "resize_to": f"{shortest},{longest}", **divisor}
         return
@@ -200,12 +210,13 @@ def _joined(values: NDArray[np.float64]) -> str:
 
 
 def _make_client(processor: Any, settings: Mapping[str, str]) -> Client:
-    """Return a client with these settings, for a network that takes normalized images. Raise
-    BuildError if the settings are invalid."""
+    """Return a client with these settings, for a network that takes normalized images. The client
+    only prepares images, so it does not matter that its output is a classifier's. Raise BuildError
+    if the settings are invalid."""
     sides = settings.get("size", "-1").split(",")
     height, width = int(sides[0]), int(sides[-1])
     inputs = (TensorSpec("images", "FP32", (3, height, width)),)
-    outputs = (TensorSpec(OUTPUT, "FP32", (-1,)),)
+    outputs = (TensorSpec("logits", "FP32", (-1,)),)
     with explained(f"{name_of(processor)} prepares images in a way that no client does"):
         return Client(Model("network", Path("/nonexistent"), inputs, outputs, 1, settings))
 

@@ -86,7 +86,7 @@ def _check_boxes(findings: Findings) -> None:
     """Raise BuildError if the boxes that a detector finds in random images are not in pixels.
     YOLOX's, for example, are offsets in the cells of a grid. If `findings.largest` is 0, there is
     nothing to check."""
-    # such a file fits the client's layout, so without this check it was built and gave wrong boxes
+    # such a file fits the client's layout, so without this check the model would return wrong boxes
     if 0 < findings.largest < LEAST_PIXELS:
         raise BuildError(
             f"the boxes are not in pixels (at most {findings.largest:.1f}), as YOLOX's and "
@@ -110,8 +110,9 @@ def _mixes_rows(run: Runner, feed: Tensors, together: Tensors) -> bool:
 
 
 def _alike(a: Any, b: Any) -> bool:
-    """Return whether two arrays have the same shape and differ by at most ALIKE. A few integers may
-    differ, because they may be computed from floats, which are rounded."""
+    """Return whether two arrays have the same shape and, within the tolerance ALIKE, the same
+    values. Some integers may differ, because they may be computed from floats, which are
+    rounded."""
     if a.shape != b.shape:
         return False
     if a.dtype.kind != "f":
@@ -150,27 +151,31 @@ def finish_model(
         settings["activation"] = "none"
     if "keypoints" in defaults and findings.keypoints:
         settings["keypoints"] = findings.keypoints
-    sides = spec.inputs[0].shape[-3:] if spec.inputs else ()  # including an image's channels
-    size = _free_size(request, "size" in defaults, sides, findings.size)
+    # if the input is an image: its height, its width, and its channels, which are first or last
+    image_shape = spec.inputs[0].shape[-3:] if spec.inputs else ()
+    size = _free_size(request, "size" in defaults, image_shape, findings.size)
     if size:
         settings["size"] = str(size)
     if family.example:
-        is_grey = bool(sides) and 1 in (sides[0], sides[-1])  # channels are first or last
+        is_grey = bool(image_shape) and 1 in (image_shape[0], image_shape[-1])
         copy_example(GREY if is_grey else family.example, folder)
     labels = DEFAULT_LABELS if has_labels and family.classifies else ""
     return replace(spec, settings=settings, labels=labels)
 
 
-def _free_size(request: Request, is_setting: bool, sides: Sequence[int], exported: int) -> int:
-    """Return the client's setting `size` if the file leaves height and width free: --size, or else
-    the size for which the file was `exported`, which may be 0. Otherwise return 0. `is_setting` is
-    true if the client has this setting. Raise UsageError for a --size that has no effect."""
-    is_free = is_setting and sides.count(-1) >= 2
-    is_fixed_to_flag = is_setting and sides.count(request.size) == 2
+def _free_size(
+    request: Request, has_setting: bool, image_shape: Sequence[int], exported_size: int
+) -> int:
+    """Return the value for the client's setting `size`, or 0 to leave it out. If the file leaves
+    height and width free, the value is --size or else `exported_size`, which may be 0.
+    `has_setting` is true if the client has this setting. Raise UsageError for a --size that has no
+    effect, unless it is the file's own height and width."""
+    is_free = has_setting and image_shape.count(-1) >= 2
+    is_fixed_to_flag = has_setting and image_shape.count(request.size) == 2
     if request.size and not is_free and not is_fixed_to_flag:
         raise UsageError(
             f"--size {request.size} has no effect: an image client reads it if the file's height "
-            f"and width are free, and its input is {list(sides)}; leave the flag out, or export "
-            "another size"
+            f"and width are free, and its input is {list(image_shape)}; leave the flag out, or "
+            "export another size"
         )
-    return (request.size or exported) if is_free else 0
+    return (request.size or exported_size) if is_free else 0

@@ -21,7 +21,7 @@ def write_model(family: Family, weights: Weights, request: Request, folder: Path
     whether boxes are in pixels. Raise UsageError for a --max-batch-size above 0 if the outputs for
     a row depend on the other rows."""
     graph = weights.graph
-    file = _copied(weights, folder)
+    file = _copy_file(weights, folder)
     opened = open_file(file)
     spec = with_tensors_of(request, graph, opened, ModelSpec(max_batch_size=MAX_BATCH_SIZE))
     findings = Findings()
@@ -33,8 +33,9 @@ def write_model(family: Family, weights: Weights, request: Request, folder: Path
                 f"--max-batch-size {request.max_batch_size}: rows have other answers together "
                 "than alone"
             )
-        one_by_one = replace(request, max_batch_size=0)
-        spec = with_tensors_of(one_by_one, graph, opened, spec)
+        # declare the first dimension like any other that varies
+        without_batches = replace(request, max_batch_size=0)
+        spec = with_tensors_of(without_batches, graph, opened, spec)
     # The run recognizes scores by their sum, which is not 1 after a sigmoid. Without this check, a
     # file that ends in a sigmoid would be served with a second activation.
     ends_in_scores = onnx_reader.makes_scores(graph, spec.outputs[0].name)
@@ -48,7 +49,7 @@ def write_model(family: Family, weights: Weights, request: Request, folder: Path
     return finish_model(family, request, folder, spec, findings)
 
 
-def _copied(weights: Weights, folder: Path) -> Path:
+def _copy_file(weights: Weights, folder: Path) -> Path:
     """Copy the file, and the other files that hold its weights. Return the path of the file's
     copy."""
     file = folder / "1" / "model.onnx"

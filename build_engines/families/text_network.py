@@ -71,10 +71,10 @@ def write_onnx(checkpoint: Path, task: str, pooling: str, path: Path) -> None:
 def load_network(checkpoint: Path, task: str, largest: int = LARGEST) -> Any:
     """Load the network for a task with transformers. Raise BuildError if it cannot be loaded or
     exported, for example because its weights have more than `largest` bytes."""
-    named = (read_json(checkpoint / "config.json").get("architectures") or [""])[0]
+    architecture = (read_json(checkpoint / "config.json").get("architectures") or [""])[0]
     loader = LOADERS[task]
-    if named in TOWERS or named.endswith("EncoderModel"):
-        loader = named  # AutoModel would drop the projection, or demand a decoder
+    if architecture in TOWERS or architecture.endswith("EncoderModel"):
+        loader = architecture  # AutoModel would drop the projection, or demand a decoder
     may_miss = r"(\w+\.)*pooler\." if task == "embedding" else NEVER
     network = load(getattr(transformers, loader), checkpoint, f"for {task}", may_miss, SPARE)
     if network.config.model_type in TYPES_AS_WORDS:
@@ -83,9 +83,10 @@ def load_network(checkpoint: Path, task: str, largest: int = LARGEST) -> Any:
             "its words, and this build leaves them out: export it to ONNX with token_type_ids, and "
             "build that file (--client text --tokenizer FOLDER)"
         )
-    if hasattr(network, "get_text_features") and named not in TOWERS:
+    if hasattr(network, "get_text_features") and architecture not in TOWERS:
         raise BuildError(
-            f"{checkpoint} is a {named}: of networks of texts and images, only CLIP's can be served"
+            f"{checkpoint} is a {architecture}: of networks of texts and images, only CLIP's can "
+            "be served"
         )
     size = 4 * sum(weights.numel() for weights in network.parameters())
     if size > largest:
@@ -108,7 +109,7 @@ class _Exported(torch.nn.Module):  # type: ignore[misc, unused-ignore]
             self.names.append("token_type_ids")
         if task == "fill-mask":
             self.names.append(POSITIONS)
-            base = getattr(network, network.base_model_prefix)
+            base = getattr(network, network.base_model_prefix)  # the network without its head
             base.register_forward_hook(self._only_masks)
         self.is_tower = type(network).__name__ in TOWERS
         if self.is_tower:
@@ -153,6 +154,7 @@ class _Exported(torch.nn.Module):  # type: ignore[misc, unused-ignore]
         torch.manual_seed(0)
         mask = torch.ones(rows, length, dtype=torch.int64)
         mask[-1, (length + 1) // 2 :] = 0
+        # most networks have their padding token and other special ones below 5
         tokens = torch.randint(5, config.vocab_size, (rows, length))
         inputs = {
             "input_ids": tokens.masked_fill(mask == 0, padding),
@@ -238,6 +240,7 @@ def _check_padding(network: _Exported, examples: Sequence[Example]) -> None:
 
 
 def _last_row_without_padding(example: Example) -> dict[str, torch.Tensor]:
+    """Return the last row of each input, the only row with padding, without this padding."""
     tokens = int(example["attention_mask"][-1].sum())
     row = {}
     for name, tensor in example.items():

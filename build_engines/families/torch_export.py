@@ -82,8 +82,7 @@ def export_onnx(
     path.parent.mkdir(parents=True, exist_ok=True)
     first = next(iter(shapes.values()))[0]
     with warnings.catch_warnings(), torch.inference_mode():
-        # torch warns about values that become constants, and about this exporter being the older
-        # one
+        # torch warns about values that become constants, and that this exporter is the older one
         warnings.simplefilter("ignore")
         try:
             result = module.eval()(*example.values())
@@ -100,7 +99,7 @@ def export_onnx(
                 opset_version=OPSET,
                 dynamo=False,
             )
-        except BuildError:
+        except BuildError:  # from a Head's `read`
             raise
         except Exception as err:  # the tracer raises many kinds of exceptions
             raise BuildError(
@@ -154,7 +153,7 @@ def check_answers(
             shapes = [array.shape for array in outputs]
             wanted_shapes = [array.shape for array in wanted]
             is_same = shapes == wanted_shapes and same(outputs, wanted, example)
-        except Exception:  # these exceptions have no common base class
+        except Exception:  # torch's and ONNX Runtime's exceptions have no common base class
             is_same = False
         if not is_same:
             name, tensor = next(iter(example.items()))
@@ -166,4 +165,5 @@ def check_answers(
 
 
 def _name(module: torch.nn.Module) -> str:
+    """Return the class name of the network that `module` wraps, or else of `module` itself."""
     return type(getattr(module, "network", module)).__name__

@@ -126,12 +126,12 @@ class _Network(ImageGraph):
 
     def upsample(self, x: str) -> str:
         """Double the height and width."""
-        rule = {
+        options = {
             "mode": "nearest",
             "coordinate_transformation_mode": "asymmetric",
             "nearest_mode": "floor",
         }
-        return self.add("Resize", x, "", np.array([1, 1, 2, 2], np.float32), **rule)
+        return self.add("Resize", x, "", np.array([1, 1, 2, 2], np.float32), **options)
 
     def decoded(self, x: str, sizes: Sequence[tuple[int, int]], step: int) -> str:
         """Decode [n, anchors · (5 + classes), side, side] into rows of cx, cy, w, h, objectness,

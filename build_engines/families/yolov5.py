@@ -61,7 +61,7 @@ class Placeholder:
 
 def read(path: Path) -> "tuple[YoloV5, tuple[str, ...]]":
     """Return the network with the checkpoint's weights, and the checkpoint's class names, or () if
-    it has none.
+    it does not have one for each class.
 
     torch's restricted unpickler runs no code from the file. It uses Placeholder for each class that
     it does not allow. Raise BuildError if the file is not a checkpoint of YOLOv5, release 6 or 7.
@@ -110,6 +110,7 @@ def _refused(path: Path, why: str) -> BuildError:
 
 
 def _names(model: Placeholder, classes: int) -> tuple[str, ...]:
+    """Return the checkpoint's class names, or () if it does not have one for each class."""
     names = model.state.get("names")
     if isinstance(names, Mapping):
         names = [names[key] for key in sorted(names)]
@@ -206,7 +207,8 @@ class YoloV5(nn.Module):
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         super().__init__()
         strides = torch.tensor(STRIDES).reshape(3, 1, 1)
-        self.anchors = tensors["model.24.anchors"].double() * strides
+        # widths and heights in pixels; the checkpoint has them in cells
+        self.anchors = tensors["model.24.anchors"].float() * strides
         # values of a box; each cell has three anchors
         self.outputs = tensors["model.24.m.0.weight"].shape[0] // 3
         self.classes = self.outputs - 5
@@ -215,6 +217,7 @@ class YoloV5(nn.Module):
         a, b, c, d, e = map(len, halving)
 
         def block(layer: int, inputs: int, outputs: int, residual: bool = True) -> C3:
+            """Return a block with as many bottlenecks as the checkpoint's `layer`."""
             prefix = f"model.{layer}.m."
             names = [name for name in tensors if name.startswith(prefix)]
             depth = len({name.split(".")[3] for name in names})
@@ -283,9 +286,8 @@ class YoloV5(nn.Module):
         y, x = torch.meshgrid(rows, columns, indexing="ij")
         stride = torch.full_like(x, STRIDES[level])
         cells = torch.stack((x, y, stride), -1).reshape(-1, 3).float()
-        anchors = self.anchors[level].float()
         parts = []
-        for anchor in anchors:
+        for anchor in self.anchors[level]:
             sides = anchor.expand(len(cells), 2)
             parts.append(torch.cat((cells, sides), 1))
         return torch.cat(parts)

@@ -29,6 +29,7 @@ LEARNED = (  # attributes of estimators: one value for each column, or rows of s
     "X_train_",
 )
 IDLE = (None, "passthrough")  # steps that do nothing
+# the attributes of scalers that hold the centre and the scale of each column
 CENTERS = (("mean_", "scale_"), ("center_", "scale_"))
 
 
@@ -61,7 +62,8 @@ class Column:
         return replace(self, points=(*self.points, *points.tolist()))
 
 
-FLAG = -1  # the index of the last Column
+# the index, in `columns_of`, of the Column that stands for the flags that imputers add
+FLAG = -1
 
 
 def is_missing(value: Any) -> bool:
@@ -73,7 +75,7 @@ def columns_of(estimator: Any) -> list[Column]:
     collected from the steps that read them."""
     columns = [Column(name) for name in names_of(estimator)]
     count = len(columns)
-    columns.append(Column(""))  # stands for the flags that imputers add, at index FLAG
+    columns.append(Column(""))  # at index FLAG
     for step, indices, fills in _readers(estimator, range(count)):
         for index, points in zip(indices, _learned(step, len(indices)), strict=True):
             columns[index] = columns[index].with_points(points)
@@ -81,9 +83,9 @@ def columns_of(estimator: Any) -> list[Column]:
             for index in indices:
                 columns[index] = replace(columns[index], missing=step.missing_values)
         closed = getattr(step, "handle_unknown", "") == "error"
-        for place, categories in enumerate(getattr(step, "categories_", ())):
-            index = indices[place]
-            is_filled = bool(fills) and fills[place] in categories.tolist()
+        for position, categories in enumerate(getattr(step, "categories_", ())):
+            index = indices[position]
+            is_filled = bool(fills) and fills[position] in categories.tolist()
             columns[index] = _with_categories(columns[index], categories, closed, is_filled)
     return columns[:count]
 
@@ -92,8 +94,9 @@ def _readers(
     step: Any, indices: Sequence[int], fills: Sequence[Any] = ()
 ) -> Iterator[tuple[Any, Sequence[int], Sequence[Any]]]:
     """Yield each step that reads columns of the model's input as they are, or after an imputer has
-    filled missing cells. With each step, yield the indices of its columns, and the values that the
-    imputer fills in, or () without an imputer. A flag that an imputer adds has the index FLAG."""
+    filled missing cells. With each step, yield for each of its columns the index among the model's
+    columns, and the value that the imputer fills in (() without an imputer). A flag that an imputer
+    adds has the index FLAG. `indices` and `fills` are those of the columns that `step` reads."""
     step = unwrapped(step)
     if hasattr(step, "steps"):
         for _, each in step.steps:
@@ -104,9 +107,9 @@ def _readers(
                 break  # the steps after it read its results, not the columns
     elif hasattr(step, "transformers_"):
         for name, each, _ in step.transformers_:
-            places = step._transformer_to_input_indices[name]
-            chosen = [indices[place] for place in places]
-            own_fills = [fills[place] for place in places] if fills else ()
+            positions = step._transformer_to_input_indices[name]
+            chosen = [indices[position] for position in positions]
+            own_fills = [fills[position] for position in positions] if fills else ()
             yield from _readers(each, chosen, own_fills)
     elif hasattr(step, "transformer_list"):
         for _, each in step.transformer_list:
@@ -123,12 +126,12 @@ def _after_imputer(
 ) -> tuple[Sequence[int], Sequence[Any]]:
     """Return the indices and fills of the columns that the imputer passes on, given those of the
     columns that it reads."""
-    kept = places_kept(imputer)
-    indices = [indices[place] for place in kept]
+    kept = kept_positions(imputer)
+    indices = [indices[position] for position in kept]
     if fills:  # an imputer before this one has filled the cells
-        fills = [fills[place] for place in kept]
+        fills = [fills[position] for position in kept]
     elif _fills_missing(imputer):
-        fills = [imputer.statistics_[place] for place in kept]
+        fills = [imputer.statistics_[position] for position in kept]
     if imputer.add_indicator:
         flags = len(imputer.indicator_.features_)
         indices = [*indices, *[FLAG] * flags]
@@ -141,12 +144,12 @@ def _fills_missing(step: Any) -> bool:
     return hasattr(step, "statistics_") and is_missing(step.missing_values)
 
 
-def places_kept(imputer: Any) -> list[int]:
-    """Return the indices of the columns that the imputer passes on. Unless it keeps empty features,
-    it drops the columns that had no values in training."""
+def kept_positions(imputer: Any) -> list[int]:
+    """Return the positions, among the columns that the imputer reads, of those that it passes on.
+    Unless it keeps empty features, it drops the columns that had no values in training."""
     return [
-        place
-        for place, value in enumerate(imputer.statistics_)
+        position
+        for position, value in enumerate(imputer.statistics_)
         if imputer.keep_empty_features or not is_missing(value)
     ]
 

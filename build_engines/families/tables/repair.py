@@ -14,7 +14,7 @@ from build_engines.onnx_writer import ML
 
 BATCH_SIZE = 1024  # maximum number of rows in a batch; a row takes microseconds
 INSTEAD = "a model.py for Triton's Python backend can serve the model itself"
-OF_EXPORTS = (
+EXPORT_REMEDY = (
     "export it for any number of rows: FloatTensorType([None, 1]) for each number, "
     "StringTensorType([None, 1]) for each text, and encoders with handle_unknown='ignore'"
 )
@@ -39,7 +39,7 @@ def mend(model: onnx.ModelProto) -> list[Class]:
         if len(dims) and dims[0].dim_value == 1:
             dims[0].Clear()
     rows = {value.name: _blank_rows(value) for value in model.graph.input}
-    set_shapes(model, rows, OF_EXPORTS)
+    set_shapes(model, rows, EXPORT_REMEDY)
     return classes
 
 

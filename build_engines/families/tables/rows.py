@@ -57,16 +57,16 @@ def _cells(column: Column, rng: np.random.Generator) -> Array:
     numbers = _numbers(points[np.isfinite(points)], rng)
     if column.datatype == "INT64":
         return np.asarray(numbers.round(), np.int64)
-    if column.datatype == "FP32":
+    if column.datatype == "FP32":  # only numbers that FP32 holds exactly
         return numbers.astype(np.float32).astype(float)
     return numbers
 
 
 def _numbers(points: Array, rng: np.random.Generator) -> Array:
-    """Return ROWS numbers in and around the range of the points, which are in ascending order.
-    About half of the numbers are integers, or all of them if all points are multiples of 0.5, like
-    thresholds between integers. Without points, return numbers of magnitudes from 0.01 to
-    10,000."""
+    """Return ROWS numbers: about a quarter are points, and the others are in and around the range
+    of the points, which are in ascending order. About half of the numbers are rounded to integers,
+    or all of them if all points are multiples of 0.5, like thresholds between integers. Without
+    points, return numbers of magnitudes from 0.01 to 10,000."""
     if not len(points):
         signs = rng.choice([-1, 1], ROWS)
         return np.asarray(signs * 10 ** rng.uniform(-2, 4, ROWS))
@@ -96,7 +96,7 @@ def with_missing(
         missing = np.array(columns[index].missing, object)
         changed[index] = np.where(is_empty, missing, cells[index])
         if columns[index].datatype != "BYTES":
-            changed[index] = changed[index].astype(float)
+            changed[index] = changed[index].astype(float)  # None becomes NaN
     return changed
 
 
@@ -118,10 +118,10 @@ def share_alike(
     names = [value.name for value in model.graph.output]
     arrays = [np.concatenate(parts) for parts in zip(*runs, strict=True)]
     outputs = dict(zip(names, arrays, strict=True))
-    probabilities = next((name for name in names if "prob" in name), "")
+    probabilities_name = next((name for name in names if "prob" in name), "")
     are_alike = np.ones(count, bool)
     for kind, wanted in expected.items():
-        name = probabilities if kind == PROBABILITIES else names[0]
+        name = probabilities_name if kind == PROBABILITIES else names[0]
         if not name:
             return 0.0
         are_alike &= _are_alike(np.asarray(wanted), outputs[name], limits.close)
@@ -191,8 +191,8 @@ def feed(
 def predictions_of(
     estimator: Any, cells: Sequence[Array], columns: Sequence[Column]
 ) -> Mapping[str, Any]:
-    """Return the model's own PREDICTIONS or PROBABILITIES, or both. Raise BuildError if it
-    fails."""
+    """Return the predictions for these cells of the model itself, keyed by PREDICTIONS,
+    PROBABILITIES or both. Raise BuildError if the model fails."""
     try:
         return _predict(estimator, cells, [column.name for column in columns])
     except Exception as err:  # any library's exception
@@ -206,6 +206,7 @@ def predictions_of(
 def _predict(estimator: Any, cells: Sequence[Array], names: Sequence[str]) -> Mapping[str, Any]:
     rows: Any = np.stack(cells, axis=1)
     if type(estimator).__name__ == "Booster":
+        # XGBoost's predict() takes only a DMatrix
         predict = getattr(estimator, "inplace_predict", estimator.predict)
         objective = objective_of(estimator).partition(" ")[0]
         kind = PROBABILITIES if objective in PROBABLE_OBJECTIVES else PREDICTIONS
@@ -225,7 +226,7 @@ def _predict(estimator: Any, cells: Sequence[Array], names: Sequence[str]) -> Ma
 
 
 def _are_alike(wanted: Array, got: Array, close: float) -> Array:
-    """Return for each row whether the predictions match."""
+    """Return for each row whether the predictions match. `close` is explained in Limits."""
     if got.dtype.kind in "OSU":
         return np.asarray(wanted.astype(str).ravel() == got.astype(str).ravel())
     if wanted.ndim == 1 and got.shape[1:] == (2,):

@@ -15,7 +15,7 @@ from onnx import TensorProto
 
 from build_engines.errors import BuildError
 from build_engines.families.tables.by_skl2onnx import TableGraph, insert
-from build_engines.families.tables.columns import IDLE, Array, is_missing, places_kept
+from build_engines.families.tables.columns import IDLE, Array, is_missing, kept_positions
 from build_engines.families.tables.repair import INSTEAD
 from build_engines.onnx_writer import ML, Graph
 
@@ -47,6 +47,7 @@ class Table:
 
 
 def _source(column: TensorColumn) -> tuple[str, str, int]:
+    """Return the column's tensor, with its datatype and width."""
     return column.tensor, column.datatype, column.width
 
 
@@ -107,7 +108,7 @@ def apply_step(graph: TableGraph, step: Any, table: Table) -> Table:
     cannot be converted."""
     if step in IDLE:
         return table
-    if hasattr(step, "get_support"):
+    if hasattr(step, "get_support"):  # the step only selects columns
         selected = step.get_support(indices=True)
         return replace(table, columns=[table.columns[index] for index in selected])
     convert = STEPS.get(type(step).__name__, _by_skl2onnx)
@@ -135,7 +136,7 @@ def _pipeline(graph: TableGraph, step: Any, table: Table) -> Table:
     return table
 
 
-def _transformers(graph: TableGraph, step: Any, table: Table) -> Table:
+def _column_transformer(graph: TableGraph, step: Any, table: Table) -> Table:
     parts: list[Table] = []
     for name, transformer, _ in step.transformers_:
         if isinstance(transformer, str) and transformer == "drop":
@@ -147,7 +148,7 @@ def _transformers(graph: TableGraph, step: Any, table: Table) -> Table:
     return _joined(parts, step.sparse_output_)
 
 
-def _union(graph: TableGraph, step: Any, table: Table) -> Table:
+def _feature_union(graph: TableGraph, step: Any, table: Table) -> Table:
     parts: list[Table] = []
     for name, transformer in step.transformer_list:
         if transformer != "drop":
@@ -166,7 +167,7 @@ def _weighted(
     return replace(table, columns=_changed_columns(table, values))
 
 
-def _function(_: TableGraph, step: Any, table: Table) -> Table:
+def _function_transformer(_: TableGraph, step: Any, table: Table) -> Table:
     """Return the table if `func` is None or check_array, which change nothing. Otherwise, raise
     BuildError."""
     function = getattr(step.func, "func", step.func)  # the function inside a functools.partial
@@ -224,7 +225,7 @@ def _min_max(graph: Graph, step: Any, table: Table) -> Table:
 def _imputed(graph: Graph, step: Any, table: Table) -> Table:
     """Return the columns with their missing cells filled, and the flags that the imputer adds. In a
     column of strings, the fill is only recorded: its encoder treats an empty string as the fill."""
-    kept = places_kept(step)
+    kept = kept_positions(step)
     if any(column.datatype == "BYTES" for column in table.columns):
         if not is_missing(step.missing_values) or step.add_indicator:
             raise BuildError("a SimpleImputer of texts replaces missing cells only")
@@ -273,9 +274,9 @@ def _encoded(graph: Graph, step: Any, table: Table) -> Table:
 
 
 def _results_by_code(step: Any, index: int) -> Array:
-    """Return the encoder's results for one row per category of the column at `index` and, if it
-    accepts unknown categories, a row with one of those. In other columns, all rows have the first
-    category."""
+    """Return the encoder's results for one row per category of the column at `index`. If the
+    encoder accepts unknown categories, the last row is the result for one of those. In other
+    columns, all rows have the first category."""
     import pandas as pd
 
     values = step.categories_[index]
@@ -369,8 +370,8 @@ STEPS: Mapping[str, Callable[[TableGraph, Any, Table], Table]] = {
     "OneHotEncoder": _encoded,
     "OrdinalEncoder": _encoded,
     "TargetEncoder": _encoded,
-    "ColumnTransformer": _transformers,
+    "ColumnTransformer": _column_transformer,
     "Pipeline": _pipeline,
-    "FeatureUnion": _union,
-    "FunctionTransformer": _function,
+    "FeatureUnion": _feature_union,
+    "FunctionTransformer": _function_transformer,
 }

@@ -86,7 +86,8 @@ class Converted:
 
 def convert(estimator: Any, inputs: Sequence[TensorSpec] = ()) -> Converted:
     """Convert a trained model to ONNX. `inputs` are its columns; by default they are read from the
-    model. An XGBoost model of which training stopped early is cut to its best round.
+    model. If the training of an XGBoost model stopped early, cut the model itself, inside
+    `estimator`, to its best round.
 
     The parts that skl2onnx converts compute in FP64 if skl2onnx supports it and the predictions
     match, and otherwise in FP32. Raise BuildError if the model cannot be converted, or if the ONNX
@@ -125,6 +126,8 @@ def _converted(graph: TableGraph, estimator: Any, columns: Sequence[Column]) -> 
     selects_columns = hasattr(first, "transformers_")
     have_names = all(column.name for column in columns)
     have_different_types = len({column.datatype for column in columns}) > 1
+    # one matrix has one type, and a named column that no step selects can only be dropped if it is
+    # an input of its own
     separate_inputs = have_different_types or (selects_columns and have_names)
     inputs = _add_inputs(graph, columns, separate_inputs)
     table = Table(inputs)
@@ -169,7 +172,7 @@ def _converted(graph: TableGraph, estimator: Any, columns: Sequence[Column]) -> 
 
 def _cast_if_boolean(graph: Graph, estimator: Any, outputs: Outputs) -> list[Class]:
     """Return the classes of a classifier, or [] for another model. If the classes are False and
-    True, cast the prediction in `outputs` to Boolean, and return []."""
+    True, cast the prediction in `outputs`, the first of them, to Boolean, and return []."""
     classes = np.asarray(getattr(estimator, "classes_", ()))
     if classes.dtype != bool or classes.tolist() != BOOLEANS:
         return list(classes.tolist())

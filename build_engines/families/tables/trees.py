@@ -105,21 +105,8 @@ class Trees:
 def add_up(graph: Graph, cells: str, ensemble: Trees) -> str:
     """Add the nodes that find the leaf of each tree for each row of the FP64 matrix `cells`, and
     add up the values of these leaves. Return the sums [rows, n]."""
-    if ensemble.in_fp32:
-        rounded = graph.cast(cells, TensorProto.FLOAT)
-        cells = graph.cast(rounded, TensorProto.DOUBLE)
-    if not np.isnan(ensemble.missing):
-        is_missing = graph.add("Equal", cells, float(np.float32(ensemble.missing)))
-        cells = graph.add("Where", is_missing, np.nan, cells)
-    if ensemble.zero_values is not None:
-        sizes = graph.add("Abs", cells)
-        is_zero = graph.add("LessOrEqual", sizes, ZERO)
-        cells = graph.add("Where", is_zero, ensemble.zero_values, cells)
-    if ensemble.highest_category is not None:
-        is_category = ~np.isnan(ensemble.highest_category)
-        if is_category.any():
-            cells = graph.add("Where", is_category, _without_fractions(graph, cells), cells)
-    leaves = graph.cast(_leaves(graph, cells, ensemble), TensorProto.INT64)
+    compared = _as_compared(graph, cells, ensemble)
+    leaves = graph.cast(_leaves(graph, compared, ensemble), TensorProto.INT64)
     values = ensemble.joined("values")[ensemble.joined("left") == LEAF]
     addends = len(ensemble.trees)  # for each sum
     if ensemble.sums:
@@ -133,7 +120,28 @@ def add_up(graph: Graph, cells: str, ensemble: Trees) -> str:
     return graph.add("Gather", totals, addends - 1, axis=1)
 
 
+def _as_compared(graph: Graph, cells: str, ensemble: Trees) -> str:
+    """Return the cells as the library compares them with thresholds: rounded to FP32, with NaN for
+    missing cells, zeros replaced and categories as integers, each only if `ensemble` says so."""
+    if ensemble.in_fp32:
+        rounded = graph.cast(cells, TensorProto.FLOAT)
+        cells = graph.cast(rounded, TensorProto.DOUBLE)
+    if not np.isnan(ensemble.missing):  # only XGBoost has such a number, and rounds it to FP32
+        is_missing = graph.add("Equal", cells, float(np.float32(ensemble.missing)))
+        cells = graph.add("Where", is_missing, np.nan, cells)
+    if ensemble.zero_values is not None:
+        sizes = graph.add("Abs", cells)
+        is_zero = graph.add("LessOrEqual", sizes, ZERO)
+        cells = graph.add("Where", is_zero, ensemble.zero_values, cells)
+    if ensemble.highest_category is not None:
+        is_category = ~np.isnan(ensemble.highest_category)
+        if is_category.any():
+            cells = graph.add("Where", is_category, _without_fractions(graph, cells), cells)
+    return cells
+
+
 def _without_fractions(graph: Graph, cells: str) -> str:
+    """Return the cells rounded towards 0."""
     sizes = graph.add("Floor", graph.add("Abs", cells))
     return graph.add("Mul", graph.add("Sign", cells), sizes)
 
@@ -249,7 +257,7 @@ def _boosted(model: Any) -> Trees:
 
 
 def _histogram(model: Any) -> Trees:
-    trees = [_of_predictor(each) for each in chain.from_iterable(model._predictors)]
+    trees = [_tree_of_predictor(each) for each in chain.from_iterable(model._predictors)]
     bins = model._bin_mapper
     highest = np.full(len(bins.is_categorical_), np.nan)
     for column in np.flatnonzero(bins.is_categorical_):
@@ -258,7 +266,7 @@ def _histogram(model: Any) -> Trees:
     return Trees.boosted(np.ravel(model._baseline_prediction), trees, highest_category=highest)
 
 
-def _of_predictor(predictor: Any) -> Tree:
+def _tree_of_predictor(predictor: Any) -> Tree:
     """Return one tree of a HistGradientBoosting model. A bitset has the categories that a node
     sends to the left."""
     nodes = predictor.nodes
@@ -300,10 +308,10 @@ def _with_sets(tree: Tree, sets: Mapping[int, Array]) -> Tree:
         missing = left if missing_left else right
         following = len(rows) if len(borders) else right
         rows[node] = [feature, -np.inf, missing, following, 1]
-        for place, border in enumerate(borders):
+        for position, border in enumerate(borders):
             # integers below the first border are outside the set, those below the second in it, …
-            below = left if place % 2 else right
-            is_last = place == len(borders) - 1
+            below = left if position % 2 else right
+            is_last = position == len(borders) - 1
             above = right if is_last else len(rows) + 1
             rows.append([feature, border, below, above, 0])
     count, width = tree.values.shape
@@ -311,7 +319,7 @@ def _with_sets(tree: Tree, sets: Mapping[int, Array]) -> Tree:
     return Tree.of(rows, np.concatenate([tree.values, added]))
 
 
-def _shares(graph: Graph, model: Any, sums: str) -> Outputs:
+def _averaged(graph: Graph, model: Any, sums: str) -> Outputs:
     """Turn the sums into means over the trees. A classifier predicts the first class with the
     highest mean."""
     count = len(getattr(model, "estimators_", [model]))
@@ -335,11 +343,11 @@ def _linked(graph: Graph, model: Any, sums: str) -> Outputs:
     logits = sums
     if link == "HalfLogitLink":  # the sums are halves of logits
         logits = graph.add("Mul", sums, 2.0)
-    probabilities = _of_both(graph, graph.add("Sigmoid", logits), 1.0)
+    probabilities = _of_both_classes(graph, graph.add("Sigmoid", logits), 1.0)
     return _with_class(graph, model, _class_index(graph, is_second), probabilities)
 
 
-def _of_both(graph: Graph, second: str, one: Any) -> str:
+def _of_both_classes(graph: Graph, second: str, one: Any) -> str:
     """Return the probabilities of both classes, given those of the `second` class. `one` is the
     number 1 in their datatype."""
     first = graph.add("Sub", one, second)
@@ -389,8 +397,8 @@ def objective_of(model: Any) -> str:
 
 
 def _returns_classes(model: Any, is_binary: bool) -> bool:
-    """Return whether a model of XGBoost or LightGBM returns classes: a classifier does, and of
-    Boosters, which have no classes of their own, those whose objective `is_binary`."""
+    """Return whether the outputs of a model of XGBoost or LightGBM include classes. Those of a
+    classifier do. Those of a Booster do if its objective `is_binary`."""
     is_booster = booster_of(model) is model
     return hasattr(model, "classes_") or (is_booster and is_binary)
 
@@ -416,11 +424,11 @@ def _xgboost(model: Any) -> Trees:
             "train it with booster='gbtree'"
         )
     forest = gradient_booster["model"]
-    trees = [_of_json(tree) for tree in forest["trees"]]
+    trees = [_tree_of_json(tree) for tree in forest["trees"]]
     # set all leaves in the document to 0, for _base_scores
-    for tree, described in zip(trees, forest["trees"], strict=True):
+    for tree, in_document in zip(trees, forest["trees"], strict=True):
         thresholds = np.where(tree.left == LEAF, 0, tree.threshold)
-        described["split_conditions"] = thresholds.tolist()
+        in_document["split_conditions"] = thresholds.tolist()
     base_scores = _base_scores(document, booster.num_features())
     # tree_info has the sum to which each tree adds
     by_sum = np.argsort(forest["tree_info"], kind="stable").reshape(len(base_scores), -1)
@@ -448,8 +456,9 @@ def _base_scores(document: Mapping[str, Any], features: int) -> Array:
     return np.ravel(empty.predict(blank, output_margin=True))
 
 
-def _of_json(tree: Mapping[str, Any]) -> Tree:
-    """Read a tree from XGBoost's JSON. Raise BuildError if it is not converted."""
+def _tree_of_json(tree: Mapping[str, Any]) -> Tree:
+    """Read a tree from XGBoost's JSON. Raise BuildError if the tree has categorical columns, or
+    leaves with several values."""
     if any(tree["split_type"]):
         raise BuildError(
             "it has categorical columns, which are not converted: train it on codes or on columns "
@@ -493,7 +502,7 @@ def _xgboost_answer(graph: Graph, model: Any, sums: str) -> Outputs:
     if not _returns_classes(model, objective == "binary:logistic"):
         return {VARIABLE: values}
     is_second = graph.add("Greater", values, np.float32(0.5))
-    probabilities = _of_both(graph, values, np.float32(1))
+    probabilities = _of_both_classes(graph, values, np.float32(1))
     return _with_class(graph, model, _class_index(graph, is_second), probabilities)
 
 
@@ -553,7 +562,8 @@ def _lightgbm(model: Any) -> Trees:
     missing_types: dict[int, set[str]] = {}
     highest = np.full(booster.num_feature(), np.nan)
     trees = [
-        _of_dump(each["tree_structure"], missing_types, highest) for each in document["tree_info"]
+        _tree_of_dump(dumped["tree_structure"], missing_types, highest)
+        for dumped in document["tree_info"]
     ]
     zero_values = np.zeros(len(highest))
     for feature, kinds in sorted(missing_types.items()):
@@ -565,7 +575,9 @@ def _lightgbm(model: Any) -> Trees:
     return Trees.boosted(base_scores, trees, zero_values=zero_values, highest_category=highest)
 
 
-def _of_dump(root: Mapping[str, Any], missing_types: dict[int, set[str]], highest: Array) -> Tree:
+def _tree_of_dump(
+    root: Mapping[str, Any], missing_types: dict[int, set[str]], highest: Array
+) -> Tree:
     """Read a tree from the output of LightGBM's dump_model(). Record in `missing_types` how each
     column with numbers treats missing cells, and set `highest` to inf for categorical columns."""
     rows: list[list[Any]] = []
@@ -633,7 +645,7 @@ def _lightgbm_answer(graph: Graph, model: Any, sums: str) -> Outputs:
         second = graph.add("Sigmoid", scaled)
         if not _returns_classes(model, objective == "binary"):
             return {VARIABLE: second}
-        return _with_likeliest_class(graph, model, _of_both(graph, second, 1.0))
+        return _with_likeliest_class(graph, model, _of_both_classes(graph, second, 1.0))
     if objective in ("poisson", "gamma", "tweedie"):
         return {VARIABLE: graph.add("Exp", sums)}
     if objective in LIGHTGBM_IDENTITY and "sqrt" in options:  # it learned the roots of the targets
@@ -644,9 +656,9 @@ def _lightgbm_answer(graph: Graph, model: Any, sums: str) -> Outputs:
 
 
 KINDS = {  # keyed by the name of the model's class, or of one of its base classes
-    "BaseDecisionTree": Kind(_one_tree, _shares),
-    "ForestClassifier": Kind(_forest, _shares),
-    "ForestRegressor": Kind(_forest, _shares),
+    "BaseDecisionTree": Kind(_one_tree, _averaged),
+    "ForestClassifier": Kind(_forest, _averaged),
+    "ForestRegressor": Kind(_forest, _averaged),
     "BaseGradientBoosting": Kind(_boosted, _linked),
     "BaseHistGradientBoosting": Kind(_histogram, _linked),
     "XGBModel": Kind(_xgboost, _xgboost_answer),

@@ -354,6 +354,9 @@ def test_use_the_named_tokenizer_for_an_onnx_file(tmp_path: Path) -> None:
         build_file(file, None)
     with pytest.raises(UsageError, match="--client text"):
         build_file(file, checkpoint, client="")
+    (checkpoint / "tokenizer.json").write_text("{}")
+    with pytest.raises(BuildError, match="cannot be read"):
+        build_file(file, checkpoint)
 
 
 def test_send_int32_tokens_to_a_file_that_takes_them(tmp_path: Path) -> None:
