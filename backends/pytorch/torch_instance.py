@@ -138,7 +138,8 @@ def load(path: Path, device: Any) -> Any:
     try:
         return torch.jit.load(str(path), map_location=device)
     except Exception as err:  # a RuntimeError, or any error of the zip reader
+        reason, *_ = str(err).split("\n")
         raise ValueError(
-            f"PyTorch cannot load '{path}' as TorchScript: {str(err).partition('\n')[0]}; "
+            f"PyTorch cannot load '{path}' as TorchScript: {reason}; "
             "write it with torch.jit.trace(…).save(…) or torch.jit.script(…).save(…)"
         ) from err

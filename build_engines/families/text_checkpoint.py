@@ -119,7 +119,8 @@ def _tasks_of(checkpoint: Path, config: Mapping[str, Any], name: str) -> tuple[s
             has_one_score = len(config.get("id2label", ())) == 1
             # a CrossEncoder with several scores sorts pairs of texts into classes
             if is_cross_encoder and has_one_score and "text-ranking" in tasks:
-                return ("text-ranking", *tasks)
+                others = (task for task in tasks if task != "text-ranking")
+                return ("text-ranking", *others)
             return tasks
     is_encoder = name.endswith(ENCODERS) and not name.endswith(GENERATORS)
     return ("embedding",) if is_encoder else ()
