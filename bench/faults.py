@@ -18,12 +18,12 @@ DEADLINE = 30.0  # seconds
 
 
 def trials(faults: Sequence[Fault]) -> Iterator[trial.Trial]:
-    """Cause the faults, and yield what callers saw. Start a server for each setting of SERVE_MODELS
-    that the faults need."""
-    for models, group in groupby(faults, key=lambda fault: fault.models):
+    """Cause the faults, and yield what callers saw. Start a server for each mode that the faults
+    need."""
+    for mode, group in groupby(faults, key=lambda fault: fault.mode):
         with (
             tempfile.TemporaryDirectory(prefix="faults-") as folder,
-            trial.under_load(Path(folder), models, DEADLINE, pause=0.0) as (server, callers),
+            trial.under_load(Path(folder), mode, DEADLINE, pause=0.0) as (server, callers),
         ):
             for fault in group:
                 yield trial.run(fault, server, callers)

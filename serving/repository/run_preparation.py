@@ -56,8 +56,11 @@ def _run(
     environ = os.environ | settings.environment() | {"PYTHONDONTWRITEBYTECODE": "1"}
     output = None if shown else subprocess.PIPE
     seconds = None if shown else settings.start_timeout
+    # If the manager is killed, `serve` kills the whole group. This process must not belong to it,
+    # because it then ends its tritonserver (check.py).
+    group = None if shown else 0
     with subprocess.Popen(
-        command, env=environ, cwd=ROOT, stdout=output, stderr=output, text=True
+        command, env=environ, cwd=ROOT, stdout=output, stderr=output, text=True, process_group=group
     ) as process:
         try:
             stdout, stderr = process.communicate(timeout=seconds)

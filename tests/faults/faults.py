@@ -4,7 +4,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,12 +12,14 @@ from typing import Any
 
 import psutil
 
+from serving.model_status.models import Entry
 from serving.model_status.shared_files import ModelsFile
 from serving.model_status.states import FAILED, READY, REFUSED, RELOADING, UNLOADING, Event
 from tests.support.harness import Server, tensor, wait_until
 
 SHM_MB, RUN_DIR_MB = 128, 64
 SECONDS_FULL = 5.0
+TELLER = "models/teller/1/model.py"  # relative to the folder of the server's log
 
 
 class Confined(Server):
@@ -44,6 +46,12 @@ class Confined(Server):
             self.run_dir = outside
 
 
+# when models are loaded -> the server's variables
+MODES = {
+    "at start": {},
+    "on demand": {"SERVE_MODELS": "on-demand"},
+    "on change": {"SERVE_RELOAD": "true"},
+}
 Condition = Callable[[], bool]
 
 
@@ -52,14 +60,14 @@ class Fault:
     """A fault that `strike` causes. `strike` returns a condition that is true when the fault is
     over, because the test has repaired it or the server has noticed it. `cuts` means that
     connections may end without an answer, and `works` that no process hangs. `events` are the
-    events of a model that the fault causes. `models` is the server's SERVE_MODELS."""
+    events of a model that the fault causes. `mode` is one of MODES."""
 
     name: str
     strike: Callable[[Confined], Condition]
     cuts: bool = False
     works: bool = False
     events: tuple[Event, ...] = ()
-    models: str = "auto"
+    mode: str = "at start"
 
 
 def master(name: str) -> Callable[[Server], int]:
@@ -86,10 +94,15 @@ def stub(server: Server) -> int:
     return stubs(server, "scale/2")[0]
 
 
+def entries(server: Confined) -> Mapping[str, Entry]:
+    """Return the entries of the manager's table, keyed by the models' names."""
+    return ModelsFile(server.inside(server.run_dir / "models.json")).look().entries
+
+
 def state(server: Confined, model: str) -> str:
     """Return the model's state in the manager's table, or "" if the table does not contain it."""
-    entries = ModelsFile(server.inside(server.run_dir / "models.json")).look().entries
-    return entries[model].state if model in entries else ""
+    found = entries(server)
+    return found[model].state if model in found else ""
 
 
 def wait_for(server: Confined, model: str, expected: str) -> None:
@@ -221,7 +234,7 @@ def many_deaths(server: Confined) -> Condition:
 @contextmanager
 def changed_code(server: Server, first: str = "raise OSError") -> Iterator[None]:
     """In this context, the code of the model `teller` begins with the line `first`."""
-    file = server.log.parent / "models/teller/1/model.py"
+    file = server.log.parent / TELLER
     code = file.read_text()
     file.write_text(f"{first}\n{code}")
     try:
@@ -268,6 +281,17 @@ def manager_in_load(server: Confined) -> Condition:
         server.ask("DELETE", "/models/teller").raise_for_status()
         wait_until(begun.exists, "a call loads the model")
         return send(signal.SIGKILL, master("manager"))(server)
+
+
+def manager_in_change(server: Confined) -> Condition:
+    """Kill the manager while it tries a changed model. The next manager serves the change."""
+    begun = server.log.parent / "trying"
+    before = entries(server)["teller"].load_id
+    file = server.log.parent / TELLER
+    file.write_text(f"open({str(begun)!r}, 'w')\n{file.read_text()}")
+    wait_until(begun.exists, "the changed model is tried")
+    os.kill(server.pid("manager"), signal.SIGKILL)
+    return lambda: entries(server)["teller"].load_id != before
 
 
 def without_socket(server: Confined) -> Condition:
@@ -346,9 +370,15 @@ FAULTS = [
         "a model's process killed during an unload",
         stub_in_unload,
         events=(Event.UNLOAD, Event.REMOVE),
-        models="on-demand",
+        mode="on demand",
     ),
     Fault(
-        "the manager killed during a load", manager_in_load, events=(Event.ADD,), models="on-demand"
+        "the manager killed during a load", manager_in_load, events=(Event.ADD,), mode="on demand"
+    ),
+    Fault(
+        "the manager killed while it tries a changed model",
+        manager_in_change,
+        events=(Event.SERVE,),
+        mode="on change",
     ),
 ]

@@ -23,7 +23,7 @@ PAUSE = 0.4
 def loaded(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[Confined, Callers]]:
-    """Run a server under load. The parameter is its SERVE_MODELS."""
+    """Run a server under load. The parameter is one of MODES."""
     folder = tmp_path_factory.mktemp("faults")
     hang = {"SERVE_HANG_TIMEOUT": "5"}
     with trial.under_load(folder, request.param, DEADLINE, PAUSE, **hang) as running:
@@ -32,7 +32,7 @@ def loaded(
 
 @pytest.mark.parametrize(
     ("loaded", "fault"),
-    [pytest.param(fault.models, fault, id=fault.name) for fault in FAULTS],
+    [pytest.param(fault.mode, fault, id=fault.name) for fault in FAULTS],
     indirect=["loaded"],
 )
 def test_answer_every_request_despite_a_fault(

@@ -83,4 +83,4 @@ def test_show_errors_mistakes_and_the_seconds_to_recovery() -> None:
 
 def test_cause_every_event_of_a_model_with_a_fault() -> None:
     caused = {event for fault in FAULTS for event in fault.events}
-    assert caused == set(Event) - {Event.SERVE}  # model_lifecycle/test_reload.py causes this one
+    assert caused == set(Event)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.faults.calls import learn, make_models
-from tests.faults.faults import Confined, Fault
+from tests.faults.faults import MODES, Confined, Fault
 from tests.faults.load import CUT, LATE, REFUSED, RIGHT, WRONG, Answer, Callers
 from tests.support.harness import wait_until
 
@@ -30,18 +30,13 @@ class Trial:
 
 @contextmanager
 def under_load(
-    folder: Path, models: str, deadline: float, pause: float, **variables: str
+    folder: Path, mode: str, deadline: float, pause: float, **variables: str
 ) -> Iterator[tuple[Confined, Callers]]:
-    """Run a server with SERVE_MODELS=`models`, and callers that pause for `pause` seconds between
-    two requests. Assert that the server stops in the end, and that it answered no request
-    twice."""
+    """Run a server in one of MODES, and callers that pause for `pause` seconds between two
+    requests. Assert that the server stops in the end, and that it answered no request twice."""
     (folder / "models").mkdir()
     make_models(folder / "models")
-    variables |= {
-        "SERVE_MODELS": models,
-        "SERVE_WORKERS": "2",
-        "SERVE_REQUEST_TIMEOUT": str(deadline),
-    }
+    variables |= {**MODES[mode], "SERVE_WORKERS": "2", "SERVE_REQUEST_TIMEOUT": str(deadline)}
     server = Confined(folder, folder / "models", **variables)
     try:
         calls = learn(server.wait_ready())
