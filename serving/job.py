@@ -218,9 +218,7 @@ class Run:
             raise
         finally:
             # Close the calls that are still in flight after an error, or because the caller has
-            # left. This waits until Triton has answered them, or has ended their streams. Meanwhile
-            # `check`, which another thread calls, cancels the streams that are quiet.
-            self._is_given_up = True
+            # left. This waits until Triton has answered them, or has ended their streams.
             for call in self._in_flight:
                 call.close()
             self._reserved.shrink()
@@ -228,27 +226,20 @@ class Run:
     def cancel(self) -> None:
         """End the job because its caller has disconnected. Safe to call from any thread."""
         self.is_cancelled = True
-        self.give_up()
+        self._give_up()
 
     def end_as_died(self) -> None:
         """End the job with BackendDied, because a process of its model has died. Triton reports
         this only for calls that the process is executing, not for a stream that waits for its next
         response. Safe to call from any thread."""
         self._has_died = True
-        self.give_up()
+        self._give_up()
 
-    def give_up(self) -> None:
-        """End the calls in flight early, because nobody wants their replies. A stream that is busy
-        is not cancelled (Responses), so `check` repeats this."""
+    def _give_up(self) -> None:
+        """End the calls in flight early, because nobody wants their replies."""
         self._is_given_up = True
         for call in tuple(self._in_flight):
             call.give_up()
-
-    def check(self) -> None:
-        """Give the calls in flight up again if they have been given up. Call this regularly, from
-        any thread."""
-        if self._is_given_up:
-            self.give_up()
 
     def _begin(self, before: Step | None) -> tuple[Step, Call | Responses]:
         """Prepare the step that follows `before`, and return it with its call. The call has been
@@ -257,6 +248,8 @@ class Run:
         job = self._job
         request = job.request
         check_time()
+        if self._is_given_up:
+            raise TritonUnavailable("the request was given up")
         step = job.prepare(before)
         infer_request = job.infer_request(step)
         # a job without batches has only one step, so this replaces no other reservation
@@ -273,8 +266,9 @@ class Run:
                 self._in_flight.append(call)
                 if sends_now:
                     call.send()
-        # give_up() may have been called before this call was added to _in_flight
-        self.check()
+        # _give_up may have been called before this call was added to _in_flight
+        if self._is_given_up:
+            self._give_up()
         return step, self._in_flight[-1]
 
     def _begin_ahead(self, step: Step) -> tuple[Step, Call | Responses] | None:

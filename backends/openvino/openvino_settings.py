@@ -196,13 +196,15 @@ def _remove_unneeded(before: set[Path], new: set[Path]) -> None:
     those as used. Then remove the least recently used compiled models in the whole cache, but no
     new one, until the cache is within its limit."""
     for old in before:
-        if new:
-            old.unlink(missing_ok=True)
-        else:
-            os.utime(old)
+        # another instance may have just removed it, here and below
+        with contextlib.suppress(FileNotFoundError):
+            if new:
+                old.unlink()
+            else:
+                os.utime(old)
     stats = {}
     for path in compiled_models(cache_root()):
-        with contextlib.suppress(FileNotFoundError):  # another instance has just removed it
+        with contextlib.suppress(FileNotFoundError):
             stats[path] = path.stat()
     latest_first = sorted(stats, key=lambda path: stats[path].st_mtime, reverse=True)
     total = 0

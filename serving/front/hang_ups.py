@@ -33,8 +33,8 @@ class HangUps:
     ) -> None:
         """Call `on_close` once if the other side closes the connection, and `check` regularly. Both
         are called in the one thread for all streams, with the lock held. So they must be quick,
-        raise nothing, and call neither `watch` nor `forget`. `forget` must be called before this
-        side closes the connection."""
+        and call neither `watch` nor `forget`. Their errors are logged. `forget` must be called
+        before this side closes the connection."""
         with self._lock:
             if self._epoll is None:
                 self._epoll = select.epoll()
@@ -60,12 +60,17 @@ class HangUps:
                 for descriptor, _ in events:
                     if descriptor in self._watched and _has_ended(descriptor):
                         on_close, _ = self._watched[descriptor]
-                        on_close()
+                        _try(on_close)
                 for _, check in self._watched.values():
-                    try:
-                        check()
-                    except Exception:  # this thread must go on, for all other streams
-                        log.exception("the check of a stream failed")
+                    _try(check)
+
+
+def _try(function: Callable[[], None]) -> None:
+    """Call the function. Log any error, because the thread must go on for all other streams."""
+    try:
+        function()
+    except Exception:
+        log.exception("a stream cannot be watched")
 
 
 def _has_ended(descriptor: int) -> bool:

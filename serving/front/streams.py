@@ -48,13 +48,12 @@ def stream_reply(source: Incoming, job: Job) -> Response:
     results = run.results()
     has_died = app.registry.death_check(job.served)
 
-    def check() -> None:
+    def end_if_process_died() -> None:
         if has_died():
             run.end_as_died()
-        run.check()
 
     if connection is not None:
-        app.hang_ups.watch(connection, run.cancel, check)
+        app.hang_ups.watch(connection, run.cancel, end_if_process_died)
     try:
         first, source.version = _first_line(job, results)
     except BaseException as err:
@@ -72,7 +71,6 @@ def stream_reply(source: Incoming, job: Job) -> Response:
     response = SelfClosingResponse(pieces, mimetype=job.request.stream, headers=STREAM_HEADERS)
     if job.session:
         response.headers.update(job.session.headers())
-    # in this order, because `results.close` waits for a stream that only `check` may end early
     response.call_on_close(results.close)
     response.call_on_close(partial(app.hang_ups.forget, connection))
     return response

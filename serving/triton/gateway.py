@@ -2,10 +2,11 @@
 
 import contextlib
 import math
+import threading
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from time import monotonic
+from time import monotonic, sleep
 from typing import Any
 
 import grpc
@@ -208,6 +209,7 @@ class Responses:
     def _send_again(self) -> Any:
         """Send the request again, and wait for the first response."""
         self._call = self._send()
+        self._waits_since = monotonic()
         return next(self._call)
 
     def _send(self) -> Any:
@@ -220,17 +222,24 @@ class Responses:
         )
 
     def give_up(self) -> None:
-        """End the stream because nobody wants its responses. If it is quiet, cancel it in Triton.
-        Otherwise it ends at its next response, or when this method is called again."""
-        self._is_given_up = True
-        is_quiet = monotonic() - self._waits_since >= QUIET_SECONDS
-        if is_quiet and not self._has_failed:
-            self._call.cancel()
+        """End the stream because nobody wants its responses: cancel it in Triton as soon as it is
+        quiet. If a response arrives first, `__next__` raises TritonUnavailable."""
+        if not self._is_given_up:
+            self._is_given_up = True
+            threading.Thread(target=self._cancel_when_quiet, name="cancel", daemon=True).start()
 
     def close(self) -> None:
-        """Read the stream to its end. Until then, another thread should call `give_up` regularly.
-        Call this only from the thread that reads the responses."""
+        """End the stream, and wait for its end. Call this only from the thread that reads the
+        responses."""
+        self.give_up()
         self._waits_since = monotonic()
         with contextlib.suppress(grpc.RpcError):
             for _ in self._call:
                 self._waits_since = monotonic()
+
+    def _cancel_when_quiet(self) -> None:
+        while self._call.is_active() and not self._has_failed:
+            if monotonic() - self._waits_since >= QUIET_SECONDS:
+                self._call.cancel()
+                return
+            sleep(QUIET_SECONDS)

@@ -5,7 +5,7 @@ calls, and never unregistered (quirks.py). These methods change the state of a r
 
     free           --write---------> lent
     lent           --give_back-----> free       Triton has answered, or the call was never sent
-    lent           --mark_waiting--> waiting    the caller has left, and Triton may still read it
+    lent           --mark_waiting--> waiting    the caller gave up, and Triton may still read it
     waiting        --give_back-----> free       Triton has answered
     free           --trim----------> free       its pages are returned to the system
     any of these   --forget--------> gone       tritonserver was restarted
@@ -32,9 +32,9 @@ FOLDER = Path("/dev/shm")
 # The smallest size in bytes of an input that is passed in a region. At 0.6 MB, this is not faster
 # than a message; at 4.9 MB, a call takes half the time.
 LEAST = 2**20
-# The maximum number of a model's regions whose callers have left while Triton may still read them.
-# If there are this many, the model hangs or is overloaded, and its next inputs are sent in
-# messages, which Triton drops when the caller leaves. A request usually leaves one or two regions.
+# The maximum number of a model's regions whose callers gave up while Triton may still read them. If
+# there are this many, the model hangs or is overloaded, and its next inputs are sent in messages,
+# which Triton drops at their deadline. A request usually leaves one or two regions.
 MOST_WAITING = 8
 
 

@@ -281,7 +281,7 @@ def test_leave_models_of_other_backends_unchanged(backend: str, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("engine", ["onnxruntime", "openvino"])
-def test_merge_all_lengths_only_in_backends_of_this_project(engine: str, tmp_path: Path) -> None:
+def test_allow_ragged_batches_only_in_backends_of_this_project(engine: str, tmp_path: Path) -> None:
     names = ("input_ids", "attention_mask", "masked_lm_positions")
     inputs = " ".join(
         f'input {{ name: "{name}" data_type: TYPE_INT64 dims: -1 }}' for name in names

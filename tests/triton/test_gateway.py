@@ -1,5 +1,6 @@
 """Tests that every error of Triton and gRPC is translated to an error of this project."""
 
+import threading
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -19,8 +20,9 @@ from serving.errors import (
 )
 from serving.repository.model_config import datatype_name
 from serving.triton.connection import ERRORS, BackendDied, translated, translated_text
-from serving.triton.gateway import TritonGateway
+from serving.triton.gateway import Responses, TritonGateway
 from serving.triton.tensors import InferRequest, Tensor, numpy_dtype
+from tests.support.harness import PATIENCE
 
 pytestmark = pytest.mark.unit
 
@@ -186,33 +188,53 @@ def test_round_bfloat16_to_the_nearest_even() -> None:
 
 
 class Stream:
-    """A stream of `count` responses that must not be cancelled."""
+    """A stream of `count` responses, which either ends then or is silent until it is cancelled."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, ends: bool) -> None:
         self.left = count
+        self.ends = ends
+        self.cancelled = threading.Event()
 
     def __iter__(self) -> Iterator[Any]:
         return self
 
     def __next__(self) -> Any:
-        if self.left == 0:
+        if self.left:
+            self.left -= 1
+            return service_pb2.ModelStreamInferResponse()
+        if self.ends:
             raise StopIteration
-        self.left -= 1
-        return service_pb2.ModelStreamInferResponse()
+        assert self.cancelled.wait(PATIENCE)
+        raise Failure(grpc.StatusCode.CANCELLED, "cancelled")
+
+    def is_active(self) -> bool:
+        return not self.cancelled.is_set()
 
     def cancel(self) -> None:
-        raise AssertionError("cancelled")
+        self.cancelled.set()
+
+
+def responses_of(stream: Stream) -> Responses:
+    gateway = TritonGateway("unix:/nonexistent", timeout=1.0)
+    gateway.__dict__["stub"] = SimpleNamespace(ModelStreamInfer=lambda *_, **__: stream)
+    return gateway.stream(InferRequest("m", "", (Tensor.of("x", np.zeros(1)),)))
 
 
 def test_read_a_stream_to_its_end_instead_of_cancelling_it_while_it_sends() -> None:
-    gateway, stream = TritonGateway("unix:/nonexistent", timeout=1.0), Stream(5)
-    stub = SimpleNamespace(ModelStreamInfer=lambda *_, **__: stream)
-    gateway.__dict__["stub"] = stub
-    responses = gateway.stream(InferRequest("m", "", (Tensor.of("x", np.zeros(1)),)))
+    stream = Stream(5, ends=True)
+    responses = responses_of(stream)
     next(responses)
     responses.give_up()
     with pytest.raises(TritonUnavailable):
         next(responses)
     assert stream.left == 3
     responses.close()
-    assert stream.left == 0
+    assert (stream.left, stream.cancelled.is_set()) == (0, False)
+
+
+def test_cancel_a_stream_that_is_quiet_when_it_is_closed() -> None:
+    stream = Stream(2, ends=False)
+    responses = responses_of(stream)
+    next(responses)
+    responses.close()
+    assert stream.cancelled.is_set()
