@@ -56,9 +56,10 @@ def _write(
     """Write one archive and return its path. The models' files are linked into a temporary folder
     and archived there; then the archive is moved into `out`.
 
-    `folders` are those of the models, and `clients` those of shared clients, keyed by the model
-    that uses them. `ending` is that of a copy's archive, such as "-0", and its models get "_0". For
-    the model itself it is "", and the configurations stay as they are.
+    `folders` maps each model's name to its folder, and `clients` maps a model that uses shared
+    clients to their folder. `ending` is appended to the archive's name. For a copy it is "-0", for
+    example; the models' names then end in "_0", and the configurations use these names. For the
+    model itself it is "".
     """
     target = out / f"{name}{ending}.tar.gz"
     names = {part: f"{part}{ending.replace('-', '_')}" for part in folders}

@@ -25,8 +25,8 @@ ROWS, COLUMNS, FINAL, AUTO = "yolov5", "yolov5u", "end2end", "auto"  # the setti
 BOX = {ROWS: 5, COLUMNS: 4, FINAL: 6}
 MASKS = 32  # number of mask coefficients of a box in a segmentation head
 POINTS = 17 * 3  # number of values of a person's keypoints in a pose head for COCO
-# Numbers of values that are probably not class scores alone: they equal COCO's 80 classes plus mask
-# coefficients, or the one class "person" plus keypoints.
+# Suspicious numbers of values after BOX. They are more likely COCO's 80 classes plus mask
+# coefficients, or the one class "person" plus keypoints, than class scores alone.
 STRANGE = {ROWS: (80 + MASKS,), COLUMNS: (80 + MASKS, 1 + POINTS)}
 ANGLE = 7  # number of columns after NMS if a box also has an angle, or its image's index
 # numbers of columns after NMS if a box also has mask coefficients, or keypoints

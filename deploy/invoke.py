@@ -54,7 +54,7 @@ def _default_accept(options: Invoke) -> str:
 
 def _body(options: Invoke) -> tuple[bytes, str]:
     """Return the body that the options describe, and its content type. Raise UsageError if there is
-    no body, or if FILE is JSON or cannot be read."""
+    no body, if FILE is JSON instead of a file's name, or if the file cannot be read."""
     if options.text is not None:
         return options.text.encode(), "text/plain"
     if options.json is not None:

@@ -10,7 +10,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-import instance  # Triton's stub puts this folder on its path
+# Triton's stub puts this file's folder on sys.path. At installation, the modules of _shared
+# (instance, batching) are copied into it.
+import instance
 import openvino_engine as engine
 from batching import Batcher, Read, merge_of, read_request
 from openvino_settings import OpenvinoSettings
@@ -38,12 +40,12 @@ class TritonPythonModel(instance.Instance):  # type: ignore[misc]  # mypy finds 
         settings = OpenvinoSettings.from_config(config)
         file = instance.model_file(args, config, engine.DEFAULT_FILE)
         model, self.scalars = engine.adapted_model(file, config)
-        self.rows = engine.rows_of_tables(model)
+        self.rows = engine.rows_of_tables(model)  # for `_read`, because OpenVINO checks no index
         self.outputs = [entry["name"] for entry in config["output"]]
         merge = merge_of(config, engine.MULTIPLE)
         runs = engine.Runs(engine.compile_model(model, settings, args), merge)
         self.batcher = Batcher(self._read, runs.run, merge)
-        instance.give_back_memory()
+        instance.give_back_memory()  # what the compilation took
 
     def _read(self, request: Any) -> Read:
         feed, names = read_request(request, self.outputs, scalars=self.scalars)

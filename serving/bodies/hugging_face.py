@@ -1,5 +1,5 @@
-"""Reads and answers bodies of text-embeddings-inference (TEI) and of Hugging Face's
-InferenceClient."""
+"""Reads requests and writes replies in the formats of text-embeddings-inference (TEI) and of
+Hugging Face's InferenceClient."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -70,7 +70,8 @@ class Examples(threading.Thread):
         0."""
 
         def with_answer(models: Models) -> Models:
-            """Add the answer to the table, unless the model or tritonserver has been replaced."""
+            """Return the table with the model marked as having answered its example. Return it
+            unchanged if the model or tritonserver has been replaced."""
             latest = models.latest(entry)
             if models.server != server or latest is None:
                 return models

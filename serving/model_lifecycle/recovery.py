@@ -68,8 +68,8 @@ class Recovery:
         self._looked = 0.0
 
     def step(self) -> None:
-        """Check the processes from time to time, handle the reports, and begin the reloads that are
-        due."""
+        """Check the processes if the last check was LOOK_SECONDS ago or a model has been reloaded.
+        Mark reloaded models as ready, handle the reports, and begin the reloads that are due."""
         entries = self._manager.models().entries.values()
         reloaded = [entry for entry in entries if entry.state == RELOADED]
         # check the new processes at once, because only those seen alive can later be found dead

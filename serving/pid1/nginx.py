@@ -42,8 +42,9 @@ NGINX_NOISE = (
     r'connect\(\) to unix:\S+ failed .* request: "GET /ping HTTP',
     "client intended to send too large body",
 )
-# Matches the query string in a request that nginx's error log quotes. A query string contains no
-# space, but it may contain quotes. The quote after the request is not matched.
+# Matches the query strings in a line of nginx's error log: in the request, the upstream's URL and
+# the referrer. A query string ends at a space or the end of the line; it may contain quotes. The
+# quote that closes a URL, and the comma after it, are not matched.
 QUERY = r'\?\S*?(?="?,?(?:\s|$))'
 
 

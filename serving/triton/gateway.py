@@ -191,7 +191,7 @@ class Responses:
     def __next__(self) -> InferReply:
         """Wait for the next response. Raise a ServingError or BackendDied. After `give_up`, raise
         TritonUnavailable instead of returning a response."""
-        # do not send the request again if a response has already arrived
+        # if there is no connection, send the request again, unless a response has already arrived
         again = None if self._has_begun else self._send_again
         self._waits_since = monotonic()
         try:
