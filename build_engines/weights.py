@@ -120,14 +120,7 @@ class Weights:
     def config(self) -> Mapping[str, Any]:
         """Return the content of config.json in a checkpoint's folder. Raise BuildError if it is not
         a JSON object."""
-        path = self.path / "config.json"
-        try:
-            config = json.loads(path.read_bytes())
-        except ValueError as err:
-            raise BuildError(f"{path} is not JSON: {err}") from err
-        if not isinstance(config, dict):
-            raise BuildError(f"{path} is not a JSON object")
-        return config
+        return read_object(self.path / "config.json")
 
     def has(self, *names: str) -> bool:
         """Return whether the weights are a checkpoint's folder that has at least one of these
@@ -143,6 +136,26 @@ class Weights:
     def architecture(self) -> str:
         """Return the class name of a checkpoint's network, or "" if config.json does not say."""
         return str((self.config.get("architectures") or [""])[0])
+
+
+def read_json(path: Path) -> Any:
+    """Return the content of a JSON file, or {} if the file does not exist. Raise BuildError if it
+    is not JSON."""
+    if not path.is_file():
+        return {}
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as err:
+        raise BuildError(f"{path} is not JSON: {first_line(err)}") from err
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """Return the object in a JSON file, or {} if the file does not exist. Raise BuildError if the
+    file contains anything else."""
+    value = read_json(path)
+    if not isinstance(value, dict):
+        raise BuildError(f"{path} is not a JSON object")
+    return value
 
 
 def find_weights(request: Request) -> Weights:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from build_engines.errors import BuildError
-from build_engines.weights import CHECKPOINT, Weights
+from build_engines.weights import CHECKPOINT, Weights, read_json, read_object
 from clients._text.tokenizer import TextTokenizer, load_with_transformers
 from clients.text import TASKS
 from serving.errors import ConfigError
@@ -58,11 +58,6 @@ EXAMPLES: dict[str, Any] = {
         "documents": ["The soup is hot.", "The train leaves at nine."],
     },
 }
-
-
-def read_json(path: Path) -> Any:
-    """Return the content of a JSON file, or {} if the file does not exist."""
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
 
 
 def is_text(weights: Weights) -> bool:
@@ -130,7 +125,7 @@ def _is_cross_encoder(checkpoint: Path, config: Mapping[str, Any]) -> bool:
     """Return whether sentence-transformers' CrossEncoder wrote the folder. Depending on the
     version, config_sentence_transformers.json or config.json says so."""
     return (
-        read_json(checkpoint / PROMPTS).get("model_type") == "CrossEncoder"
+        read_object(checkpoint / PROMPTS).get("model_type") == "CrossEncoder"
         or "sbert_ce_default_activation_function" in config
         or "activation_fn" in config.get("sentence_transformers", {})
     )
@@ -154,7 +149,7 @@ def sentence_settings(checkpoint: Path, task: str) -> dict[str, str]:
             )
         if task == "embedding" and "Normalize" not in modules:
             settings["normalize"] = "false"
-    if task != "embedding" and read_json(checkpoint / PROMPTS).get("default_prompt_name"):
+    if task != "embedding" and read_object(checkpoint / PROMPTS).get("default_prompt_name"):
         raise BuildError(f"{PROMPTS} has a default_prompt_name, which {task} does not support")
     length = _sentence_config(checkpoint).get("max_seq_length")
     if length:
@@ -166,7 +161,7 @@ def _sentence_config(checkpoint: Path) -> Any:
     """Return the settings in sentence_*_config.json, such as max_seq_length, or {} without this
     file. sentence-transformers names it after the kind of network."""
     files = sorted(checkpoint.glob("sentence_*_config.json"))
-    return read_json(files[0]) if files else {}
+    return read_object(files[0]) if files else {}
 
 
 def modules_of(checkpoint: Path) -> list[tuple[str, Path]]:
@@ -183,7 +178,7 @@ def pooling_of(checkpoint: Path) -> str:
     """Return the pooling: mean (the default), cls, max or last. Raise BuildError for any other, for
     a combination, or if the pooling leaves out prompts."""
     folders = dict(modules_of(checkpoint))
-    config = read_json(folders.get("Pooling", checkpoint / "1_Pooling") / "config.json")
+    config = read_object(folders.get("Pooling", checkpoint / "1_Pooling") / "config.json")
     if "pooling_mode" in config:
         chosen = [str(config["pooling_mode"])]
     else:  # older folders have {"pooling_mode_mean_tokens": true, …}
@@ -193,7 +188,7 @@ def pooling_of(checkpoint: Path) -> str:
         raise BuildError(
             f"its pooling is {' and '.join(chosen)}; supported is one of {', '.join(POOLING)}"
         )
-    has_prompts = bool(read_json(checkpoint / PROMPTS).get("prompts"))
+    has_prompts = bool(read_object(checkpoint / PROMPTS).get("prompts"))
     if has_prompts and config.get("include_prompt") is False:
         raise BuildError(
             "its pooling leaves the prompt out (include_prompt), which is not supported"
@@ -214,7 +209,7 @@ def copy_tokenizer(source: Path, target: Path) -> None:
         if (source / name).exists() and not (target / name).exists():
             shutil.copyfile(source / name, target / name)
     # config.json of a network for texts and images: keep only the configuration of the text part
-    text_config = read_json(source / "config.json").get("text_config")
+    text_config = read_object(source / "config.json").get("text_config")
     if text_config:
         (target / "config.json").write_text(json.dumps(text_config, indent=2))
 

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from build_engines.errors import BuildError
 from build_engines.families.family import equal
-from build_engines.families.text_checkpoint import modules_of, read_json
+from build_engines.families.text_checkpoint import modules_of
 from build_engines.families.torch_export import (
     NEVER,
     Arrays,
@@ -22,6 +22,7 @@ from build_engines.families.torch_export import (
     export_onnx,
     load,
 )
+from build_engines.weights import read_object
 from clients._text.fill_mask import POSITIONS
 
 LOADERS = {
@@ -71,7 +72,7 @@ def write_onnx(checkpoint: Path, task: str, pooling: str, path: Path) -> None:
 def load_network(checkpoint: Path, task: str, largest: int = LARGEST) -> Any:
     """Load the network for a task with transformers. Raise BuildError if it cannot be loaded or
     exported, for example because its weights have more than `largest` bytes."""
-    architecture = (read_json(checkpoint / "config.json").get("architectures") or [""])[0]
+    architecture = (read_object(checkpoint / "config.json").get("architectures") or [""])[0]
     loader = LOADERS[task]
     if architecture in TOWERS or architecture.endswith("EncoderModel"):
         loader = architecture  # AutoModel would drop the projection, or demand a decoder
@@ -195,7 +196,7 @@ class _SentenceHead(torch.nn.Module):  # type: ignore[misc, unused-ignore]
 def _dense(folder: Path) -> list[torch.nn.Module]:
     """Return the linear layer and the activation in the folder of a Dense module. Raise BuildError
     if model.safetensors is missing, or if the activation is not supported."""
-    config = read_json(folder / "config.json")
+    config = read_object(folder / "config.json")
     name = str(config.get("activation_function", "Tanh")).rpartition(".")[2]
     file = folder / "model.safetensors"
     if name not in ("Tanh", "Identity", "ReLU", "GELU", "Sigmoid") or not file.is_file():

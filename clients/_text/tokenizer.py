@@ -444,8 +444,17 @@ def _check_windows(tokens: int, room: int, stride: int, most: int) -> None:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    """Return the object in a JSON file, or {} if the file does not exist."""
-    return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
+    """Return the object in a JSON file, or {} if the file does not exist. Raise ConfigError if the
+    file contains anything else."""
+    if not path.exists():
+        return {}
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as err:
+        raise ConfigError(path, f"is not JSON ({err})", REMEDY) from err
+    if not isinstance(value, dict):
+        raise ConfigError(path, "is not a JSON object", REMEDY)
+    return value
 
 
 def _load_json(path: Path) -> Tokenizer:

@@ -52,7 +52,7 @@ def test_refuse_a_checkpoint_that_does_not_declare_its_inputs(
     assert "gpt2" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("config", ["not JSON", "[]", "\udcff"])
+@pytest.mark.parametrize("config", ["not JSON", "[]", "\udcff", "[" * 100_000])
 def test_refuse_a_checkpoint_with_a_broken_config(
     config: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

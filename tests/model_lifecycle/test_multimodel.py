@@ -342,6 +342,7 @@ def test_unload_the_sound_part_of_an_ensemble_that_failed_later(
     assert running.load("late", "late").status_code == 200
     missing.unlink()
     running.server.replace("tritonserver")
+    wait_until(lambda: running.listed() == sorted(LOADED), "the others are loaded again")
     wait_until(lambda: running.stubs() == len(LOADED) + 1, "the sound part is loaded again")
     assert running.unload("late").status_code == 200
     wait_until(lambda: running.stubs() == len(LOADED), "the sound part is gone too")

@@ -359,6 +359,16 @@ def test_use_the_named_tokenizer_for_an_onnx_file(tmp_path: Path) -> None:
         build_file(file, checkpoint)
 
 
+@pytest.mark.parametrize("content", ["no JSON", "[]", "[" * 100_000])
+@pytest.mark.parametrize("name", ["config.json", "tokenizer_config.json"])
+def test_refuse_a_broken_file_of_a_tokenizer(name: str, content: str, tmp_path: Path) -> None:
+    checkpoint = save_checkpoint(tmp_path / "checkpoint", CLASSES, num_labels=3)
+    built(checkpoint, tmp_path / "whole")
+    (checkpoint / name).write_text(content)
+    with pytest.raises(BuildError, match=f"{name}.* not (a )?JSON"):
+        build_file(tmp_path / "whole/1/model.onnx", checkpoint)
+
+
 def test_send_int32_tokens_to_a_file_that_takes_them(tmp_path: Path) -> None:
     checkpoint = save_checkpoint(tmp_path / "checkpoint", CLASSES, num_labels=3)
     whole = built(checkpoint, tmp_path / "whole")
