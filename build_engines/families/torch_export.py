@@ -141,8 +141,9 @@ def check_answers(
     same: Callable[[Arrays, Arrays, Example], bool],
     remedy: str = "",
 ) -> None:
-    """Run the file and the network on the examples. Raise BuildError, with the `remedy`, if their
-    outputs differ or one of them fails."""
+    """Run the ONNX file at `path` and the `module` on the examples. Raise BuildError, with the
+    `remedy`, if one of the two fails, or if their outputs have different shapes or are not the
+    `same`."""
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     for example in examples:
         try:
