@@ -85,7 +85,7 @@ class Family:
     # functions that write 1/model.onnx (or 1/model.pt) and the files that belong to the model,
     # keyed by the kind of weights
     writers: Mapping[str, "Writer"]
-    # functions that write the same from weights in this project or a Python package, keyed by
+    # functions that write the same files from weights in this project or a Python package, keyed by
     # recipe
     own_weights: Mapping[str, "Writer"] = field(default_factory=dict)
     # if no client is named: returns whether the family takes weights that `head` does not fit
@@ -113,8 +113,8 @@ class Family:
     static_int8: bool = False
     # if `static_int8`: whether the last convolutions stay in fp32
     fp32_head: bool = False
-    # whether predictions in BF16 are close enough to fp32; `serve` then uses OpenVINO on CPUs that
-    # compute in BF16
+    # whether predictions in BF16 are close enough to fp32; if so, `serve` uses OpenVINO by default
+    # on CPUs that compute in BF16
     any_cpu_engine: bool = False
     # whether the models have operators that no GPU supports
     cpu_only: bool = False

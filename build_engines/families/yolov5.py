@@ -120,7 +120,8 @@ def _names(model: Placeholder, classes: int) -> tuple[str, ...]:
 
 
 class Conv(nn.Module):
-    """A convolution, a batch norm and SiLU. At stride 1, height and width stay the same."""
+    """A convolution, a batch norm and SiLU. At stride 1, the default padding keeps the height and
+    width."""
 
     def __init__(
         self,
