@@ -1,2 +1,3 @@
-"""Contains the families of models that can be built. A module that defines FAMILY is a family; the
-other modules help to build them. find_family.py chooses the family for a build."""
+"""Contains the families of models that can be built. Each module that defines FAMILY describes one
+family; the others contain the code that the families use. find_family.py chooses the family for a
+build."""

@@ -163,7 +163,8 @@ class _BertGraph(Graph):
         return self.add("Reshape", ordered, [0, 0, self.hidden])
 
     def layer(self, x: str, mask: str, key: str) -> str:
-        """Compute an encoder layer: attention and two linear layers, each with a residual."""
+        """Compute an encoder layer: attention, and a feed-forward part of two linear layers. The
+        input of each of the two parts is added to its output, and the sum is normalized."""
         attended = self.attention(x, mask, f"{key}.attention.self")
         mixed = self.linear(attended, f"{key}.attention.output.dense")
         x = self.layer_norm(self.add("Add", mixed, x), f"{key}.attention.output.LayerNorm")

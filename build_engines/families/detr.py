@@ -11,7 +11,7 @@ from build_engines.families.image_checkpoint import WRITERS
 from build_engines.measures import DETECTIONS, IMAGES
 from clients.detr import BOXES, LOGITS
 
-DIFFERENT_BOXES = 0.05  # maximum share of boxes that may differ
+DIFFERENT_BOXES = 0.05  # maximum share of an image's boxes that may differ
 
 
 def _logits_and_boxes(network: Any, images: Any) -> tuple[Any, ...]:
@@ -20,14 +20,15 @@ def _logits_and_boxes(network: Any, images: Any) -> tuple[Any, ...]:
 
 
 def _are_equal_sets(outputs: Arrays, wanted: Arrays, *_: Any) -> bool:
-    """Return whether the boxes and their logits are equal, in any order. A few may differ, because
-    the file may choose other boxes among equally good ones."""
+    """Return whether the `outputs` contain each of the `wanted` boxes, with its logits, in any
+    order. A share of at most DIFFERENT_BOXES may be missing, because the file may choose other
+    boxes among equally good ones."""
     # for each image, a row for each box: its logits, its centre and its sides
     our_rows, their_rows = np.concatenate(outputs, 2), np.concatenate(wanted, 2)
     for ours, theirs in zip(our_rows, their_rows, strict=True):
         distances = np.abs(ours[:, None] - theirs).max(2)  # [our box, their box]
         largest = max(1, np.abs(theirs).max())
-        has_no_equal = distances.min(0) > CLOSE * largest  # for each of their boxes
+        has_no_equal = distances.min(0) > CLOSE * largest  # for each of the network's boxes
         if has_no_equal.mean() > DIFFERENT_BOXES:
             return False
     return True

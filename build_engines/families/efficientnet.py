@@ -124,8 +124,8 @@ class _Network(ImageGraph):
         self.most = self.constant(np.float32(6))
 
     def block(self, x: str, name: str, stride: int, expansion: int) -> str:
-        """Add an MBConv block: expand the channels, convolve each channel, and project them to
-        fewer channels."""
+        """Add an MBConv block: expand the channels (unless `expansion` is 1), convolve each
+        channel, and project them to fewer channels."""
         if expansion != 1:
             x = self.convolution(x, f"{name}._expand_conv", f"{name}._bn0")
         x = self.convolution(x, f"{name}._depthwise_conv", f"{name}._bn1", stride)

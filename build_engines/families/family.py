@@ -35,15 +35,15 @@ def read_logits(network: Any, images: Any) -> tuple[Any, ...]:
 
 
 def no_settings(_processor: Any) -> dict[str, str]:
-    """Return no settings, because after the network the client already does what the processor
-    does."""
+    """Return no settings. This is right if the client, by its defaults, does the same after the
+    network as the image processor."""
     return {}
 
 
 @dataclass(frozen=True)
 class Head:
-    """Describes how networks from the transformers library become a file for the family's
-    client."""
+    """Describes how a network from the transformers library becomes an ONNX file that the family's
+    client can read."""
 
     # suffixes of the networks' class names in config.json
     architectures: tuple[str, ...]
@@ -61,7 +61,8 @@ class Head:
     settings: Callable[[Any], dict[str, str]] = no_settings
 
     def fits(self, weights: Weights) -> bool:
-        """Return whether the weights are an image network of one of these `architectures`."""
+        """Return whether the weights are an image network whose class name ends in one of the
+        `architectures`."""
         return weights.is_image and weights.architecture.endswith(self.architectures)
 
 
@@ -84,7 +85,7 @@ class Family:
     # functions that write 1/model.onnx (or 1/model.pt) and the files that belong to the model,
     # keyed by the kind of weights
     writers: Mapping[str, "Writer"]
-    # functions that write the same from weights in this project or a Python package, keyed by
+    # functions that write the same files from weights in this project or a Python package, keyed by
     # recipe
     own_weights: Mapping[str, "Writer"] = field(default_factory=dict)
     # if no client is named: returns whether the family takes weights that `head` does not fit
@@ -106,14 +107,14 @@ class Family:
     # the samples on which INT8 is calibrated and an engine is compared with fp32; None: engines are
     # compared on random tensors, and INT8 cannot be calibrated
     samples: Samples | None = None
-    # returns the measure that compares predictions made with default parameters
+    # returns the measure that compares predictions made with default parameters; None: no samples
     measure: Callable[[ModelClient], Measure] | None = None
-    # whether INT8 for a CPU quantizes convolutions, statically, instead of matrix products
+    # whether INT8 for a CPU quantizes convolutions (with calibration) rather than matrix products
     static_int8: bool = False
-    # whether the last convolutions then stay in fp32
+    # if `static_int8`: whether the last convolutions stay in fp32
     fp32_head: bool = False
-    # whether predictions in BF16 are close enough to fp32; `serve` then uses OpenVINO on CPUs that
-    # compute in BF16
+    # whether predictions in BF16 are close enough to fp32; if so, `serve` uses OpenVINO by default
+    # on CPUs that compute in BF16
     any_cpu_engine: bool = False
     # whether the models have operators that no GPU supports
     cpu_only: bool = False
@@ -125,10 +126,11 @@ class Family:
 
     def write_model(self, weights: Weights, request: Request, folder: Path) -> ModelSpec:
         """Write the fp32 model and its other files into the folder. Return the writer's ModelSpec,
-        completed with the client, the settings of the request and, if the writer lists no tensors,
-        the tensors of the ONNX file. A setting of the request overrides the writer's. Raise
-        UsageError if the family cannot build this kind of weights, BuildError for an ONNX file
-        whose scores the client would read as logits, and any error of the writer."""
+        completed with the client and the settings of the request. If the writer lists no tensors,
+        the tensors and the maximum batch size are added too (`with_tensors`). A setting of the
+        request overrides the writer's. Raise UsageError if the family cannot build this kind of
+        weights, BuildError for an ONNX file whose scores the client would read as logits, and any
+        error of the writer or of `with_tensors`."""
         writer = self._writer(weights, request)
         (folder / "1").mkdir(parents=True, exist_ok=True)
         spec = writer(self, weights, request, folder)
@@ -156,8 +158,8 @@ class Family:
         raise UsageError(f"{mistake}; {target} is built from {', '.join(self.writers)}")
 
     def _check_logits(self, graph: onnx.ModelProto, spec: ModelSpec) -> None:
-        """Raise BuildError if the file turns into scores what the client reads as logits. The
-        client would apply a second activation, and its answers would be wrong."""
+        """Raise BuildError if an output that the client reads as logits comes from a softmax or a
+        sigmoid. The client would apply a second one, and its answers would be wrong."""
         for name in self.logit_names(spec):
             if onnx_reader.makes_scores(graph, name):
                 raise BuildError(

@@ -1,4 +1,4 @@
-"""Lists the families of models that can be built, and chooses the family that builds a request.
+"""Lists the families of models that can be built, and chooses the family for a build.
 
 | Weights | The family without --client | Written by |
 |---|---|---|
@@ -63,9 +63,9 @@ def by_client(client: str) -> Family:
 
 
 def find_family(request: Request, weights: Weights) -> Family:
-    """Return the family of the client that the flag or the recipe names, or else the first family
-    that takes the weights. Raise BuildError or UsageError if there is none, or if the weights are a
-    network or a torch.save file that the named client's family does not build."""
+    """Return the family of the client that --client or the recipe names, or else the first family
+    that takes the weights. Raise BuildError or UsageError if no family takes the weights, or if
+    they are a network or a torch.save file that the named client's family does not build."""
     named = by_client(request.named_client) if request.named_client else None
     if weights.kind == TENSORS and not (named and TENSORS in named.writers):
         raise UsageError(
@@ -96,8 +96,8 @@ def _unknown(weights: Weights) -> BuildError:
 
 
 def _other_network(weights: Weights, heads: Sequence[Head]) -> BuildError:
-    """Return the error for a folder that has no image processor, or whose network fits none of
-    these heads."""
+    """Return the error for a folder that has no image processor, or whose network fits none of the
+    `heads`."""
     if not weights.is_image:
         return BuildError(
             f"{weights.path} has no preprocessor_config.json, which says how images are prepared"

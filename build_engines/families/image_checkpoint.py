@@ -22,7 +22,8 @@ from clients._image_settings import keeps_ratio
 from clients._labels import DEFAULT_LABELS
 
 MAX_BATCH_SIZE = 32
-IN_NETWORK = ("scale", "mean", "std")  # the client's settings that the exported network contains
+# settings that the client does not get, because the exported network itself applies them
+IN_NETWORK = ("scale", "mean", "std")
 
 
 def write_model(family: Family, weights: Weights, request: Request, folder: Path) -> ModelSpec:
@@ -67,7 +68,8 @@ WRITERS: dict[str, Writer] = {
 
 
 def labels_of(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the labels in config.json, or () if it has none except transformers' placeholders."""
+    """Return the labels in config.json, or () if it has none, or only transformers' placeholders
+    (LABEL_0 …)."""
     names = config.get("id2label") or {}
     labels = tuple(str(names[key]) for key in sorted(names, key=int))
     return () if "LABEL_0" in labels else labels

@@ -36,7 +36,8 @@ CLOSE = 1e-3  # tolerance when a pixel that the client prepares is compared with
 TRACED_SIZES = {"batch": 2, "height": 96, "width": 160}
 # (width, height) of the images on which the client is compared with the image processor
 IMAGE_SIZES = ((311, 207), (190, 333), (640, 640), (60, 47), (1500, 1100), (900, 200), (180, 900))
-# networks to load with their own class, because AutoModel drops the projection of the embedding
+# networks to load with their own class, because AutoModel drops the layer that projects the
+# embedding
 TOWERS = ("CLIPVisionModelWithProjection",)
 INTERPOLATION_NAMES = {method.value: name for name, method in INTERPOLATIONS.items()}
 
@@ -45,8 +46,9 @@ def write_onnx(weights: Weights, family: Family, request: Request, path: Path) -
     """Export the network to ONNX. Its input is UINT8 [N,3,height,width], and its outputs are those
     that the family's client reads. Height and width are dynamic if images keep their proportions.
     Return the client's settings. Raise UsageError if the request has batches of images that keep
-    their proportions, and BuildError if the network cannot be exported, or if the file's outputs
-    differ from the network's."""
+    their proportions. Raise BuildError if the network cannot be loaded or exported, if no client
+    prepares images as its image processor does, or if the file's outputs differ from the
+    network's."""
     head = family.head
     if head is None:
         raise BuildError(f"no network of transformers is built for the client {family.client}")
@@ -75,8 +77,8 @@ def write_onnx(weights: Weights, family: Family, request: Request, path: Path) -
 
 
 def _load_network(weights: Weights, head: Head) -> Any:
-    """Load the network with the class in TOWERS or else the loader of `head`. Raise BuildError as
-    `load` does."""
+    """Load the network with its own class if that is in TOWERS, or else with the loader of `head`.
+    Raise BuildError as `load` does."""
     architecture = weights.architecture
     loader = architecture if architecture in TOWERS else head.loader
     purpose = f"as a {architecture or 'network'}"
@@ -116,7 +118,7 @@ def _processor(checkpoint: Path) -> Any:
 
 def settings_of(processor: Any) -> dict[str, str]:
     """Return settings with which a client prepares random images of all IMAGE_SIZES as the image
-    processor does. Raise BuildError if none of the candidates do."""
+    processor does. Raise BuildError if no such settings are found."""
     resample = int(getattr(processor, "resample", None) or 0)
     settings = {
         "interpolation": INTERPOLATION_NAMES[resample],
@@ -187,8 +189,8 @@ def _geometries(processor: Any) -> Iterator[dict[str, str]]:
 
 
 def _configured_size(processor: Any, name: str) -> int:
-    """Return a side in pixels from the processor's `size`, which may be a dict or an object of
-    transformers', or 0 if it is not there."""
+    """Return the entry `name`, such as "shortest_edge", of the processor's `size`, in pixels, or 0
+    if it is not set. `size` may be a dict or an object of transformers'."""
     size = processor.size
     side = size.get(name) if hasattr(size, "get") else size[name]
     return side or 0

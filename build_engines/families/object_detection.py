@@ -1,6 +1,6 @@
 """Builds detectors with YOLO's output: YOLOv5, v8 to 26, and other networks exported in their
-layouts. A build uses this family only if --client or the recipe names it. clients/_box_decoding.py
-recognizes the layout."""
+layouts. A build uses this family only if --client or the recipe names its client. The client
+recognizes the layout (clients/_box_decoding.py)."""
 
 from pathlib import Path
 

@@ -31,8 +31,8 @@ def with_tensors_of(
     request: Request, graph: Any, opened: OnnxFile | None, model_spec: ModelSpec
 ) -> ModelSpec:
     """Return `model_spec`, completed with the tensors of the `graph` and with the maximum batch
-    size. Sizes of outputs that the graph does not contain come from `opened`, the same model in
-    ONNX Runtime, which computes them.
+    size. If the graph leaves a size of an output open, it comes from `opened`, the same model in
+    ONNX Runtime, which may compute it.
 
     A model takes batches if the first dimension of all its tensors is variable. Its
     `max_batch_size` comes from the request, or else from the ModelSpec. Other models take no

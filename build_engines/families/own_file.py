@@ -38,12 +38,13 @@ GREY = "resnet"  # the bundled model whose example is a grey image
 class Findings:
     """Describes what the build has found out about a file.
 
-    A run on random rows shows three things:
+    Running it on random rows shows three things:
 
     - `mixes_rows`: the outputs for a row depend on the other rows. The first dimension is then
       variable but is not a batch; it may be time, for example.
     - `makes_scores`: the file itself turns logits into scores. In the first output, no number is
-      negative and each row sums to 1, or the ONNX graph ends in a softmax or a sigmoid.
+      negative and each row sums to 1. own_onnx.py also sets this field if the ONNX graph ends in a
+      softmax or a sigmoid.
     - `largest`: the largest absolute value in the first output, or 0 if the output has at most
       FEW_BOXES boxes.
 
@@ -151,7 +152,7 @@ def finish_model(
         settings["activation"] = "none"
     if "keypoints" in defaults and findings.keypoints:
         settings["keypoints"] = findings.keypoints
-    # if the input is an image: its height, its width, and its channels, which are first or last
+    # if the input is an image: height, width and channels, in the order of the input's dimensions
     image_shape = spec.inputs[0].shape[-3:] if spec.inputs else ()
     size = _free_size(request, "size" in defaults, image_shape, findings.size)
     if size:

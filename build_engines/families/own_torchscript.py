@@ -1,5 +1,5 @@
-"""Builds a model from a user's own TorchScript file. The inputs come from flags, and the outputs
-from runs on random tensors. torch is imported only when it is used."""
+"""Builds a model from a user's own TorchScript file. The user describes the inputs with --input.
+Runs on random tensors show what the outputs are. torch is imported only when it is used."""
 
 import re
 import shutil
@@ -130,7 +130,9 @@ def _output_specs(
 
 
 def _output_spec(name: str, small: Any, large: Any, has_batches: bool) -> TensorSpec:
-    """Return the spec of an output, without the batch dimension, given its arrays of both runs."""
+    """Return the spec of an output, without the batch dimension if `has_batches`. `small` and
+    `large` are the output of two runs with different sizes. Raise BuildError if the output should
+    have a batch dimension, but its first dimension did not vary."""
     sizes = zip(small.shape, large.shape, strict=True)
     shape = tuple(size if size == other else -1 for size, other in sizes)
     if has_batches and shape[:1] != (-1,):

@@ -41,8 +41,8 @@ LIBRARIES = ("sklearn", "xgboost", "lightgbm", "numpy", "scipy", "joblib", "pand
 
 def write_model(_: Family, weights: Weights, request: Request, folder: Path) -> ModelSpec:
     """Write 1/model.onnx, labels.txt if the classes have names and, unless the weights are an ONNX
-    file, what `_convert` writes. Return the ModelSpec. Raise UsageError unless --precision is
-    fp32, and BuildError if the model cannot be converted or served."""
+    file, the files that `_convert` describes. Return the ModelSpec. Raise UsageError unless
+    --precision is fp32, and BuildError if the model cannot be converted or served."""
     if request.precision != "fp32":
         raise UsageError(f"--precision {request.precision}: a table's model is served in fp32")
     settings: dict[str, str] = {}
@@ -97,7 +97,8 @@ def _name_classes(request: Request, classes: Sequence[Class], folder: Path) -> M
 
 def read(weights: Weights, allow_pickle: bool) -> Any:
     """Load the model, which is an estimator with scikit-learn's interface or a Booster. Raise
-    UsageError for a pickle without --allow-pickle, and BuildError if the file cannot be read."""
+    UsageError for a pickle without --allow-pickle, ModuleNotFoundError if a package that the file
+    needs is not installed, and BuildError if the file cannot be read."""
     path = weights.path
     try:
         return READERS[weights.kind](path, allow_pickle)
@@ -134,10 +135,10 @@ def _read_pickle(path: Path, allow_pickle: bool) -> Any:
 
 
 def _unpickled(path: Path) -> Any:
-    """Return the pickled object. Triton's stub needs NumPy 1, which cannot read what NumPy 2
-    pickled, so this translates the names of NumPy 2's modules. It leaves out random generators,
-    whose format has changed too, because no prediction needs them. Raise BuildError for a class of
-    CatBoost's or of the user's own code."""
+    """Return the pickled object. NumPy 1 is installed, because Triton's stub needs it. It cannot
+    read what NumPy 2 pickled, so the names of NumPy 2's modules are translated. Random generators,
+    whose format has changed too, are left out, because no prediction needs them. Raise BuildError
+    for a class of CatBoost's or of the user's own code."""
     from joblib import numpy_pickle
 
     class Unpickler(numpy_pickle.NumpyUnpickler):  # type: ignore[misc]  # joblib has no types

@@ -109,8 +109,9 @@ def write_tokenizer(request: Request, folder: Path) -> dict[str, str]:
 
 
 def logit_names_of(spec: ModelSpec) -> Sequence[str]:
-    """Return the names of outputs that the client always reads as logits: the first output, and
-    the two that a model for question answering may have instead of one."""
+    """Return the names of outputs that the client always reads as logits, or () unless the task is
+    in FROM_LOGITS. They are the first output, and the two that a model for question answering may
+    have instead of one."""
     if spec.settings.get("task") not in FROM_LOGITS:
         return ()
     return (spec.outputs[0].name, *TWO_OUTPUTS)

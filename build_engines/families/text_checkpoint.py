@@ -61,7 +61,8 @@ EXAMPLES: dict[str, Any] = {
 
 
 def is_text(weights: Weights) -> bool:
-    """Return whether the weights are a folder with a tokenizer's files, modules.json or a BERT."""
+    """Return whether the weights are a checkpoint's folder that has a tokenizer's file or
+    modules.json, or whose network is a BERT."""
     if weights.has("tokenizer.json", "tokenizer_config.json", "vocab.txt", MODULES):
         return True
     return weights.kind == CHECKPOINT and weights.config.get("model_type") == "bert"
@@ -176,7 +177,7 @@ def modules_of(checkpoint: Path) -> list[tuple[str, Path]]:
 
 def pooling_of(checkpoint: Path) -> str:
     """Return the pooling: mean (the default), cls, max or last. Raise BuildError for any other, for
-    a combination, or if the pooling leaves out prompts."""
+    a combination, or if the pooling leaves out the tokens of prompts."""
     folders = dict(modules_of(checkpoint))
     config = read_object(folders.get("Pooling", checkpoint / "1_Pooling") / "config.json")
     if "pooling_mode" in config:
@@ -245,8 +246,8 @@ def check_tokenizer(folder: Path, checkpoint: Path) -> TextTokenizer:
 
 
 def write_example(folder: Path, task: str) -> None:
-    """Write example.txt, or example.json if an instance of the task is more than one text. Raise
-    BuildError if the tokenizer, which has been copied to `folder` before, cannot be loaded."""
+    """Write example.txt, or example.json if an instance of the task is more than one text. The
+    tokenizer must already be in the folder. Raise BuildError if it cannot be loaded."""
     tokenizer = _load_tokenizer(folder / "tokenizer")
     example = EXAMPLES[task]
     if isinstance(example, str):

@@ -53,7 +53,7 @@ def write_onnx(checkpoint: Path, task: str, pooling: str, path: Path) -> None:
     """Export the network in the folder to ONNX. Its inputs are input_ids, attention_mask,
     token_type_ids if the network has several types, and masked_lm_positions for fill-mask. Raise
     BuildError if the folder's weights do not fit the network for the task, if the network cannot be
-    exported, or if padding changes its outputs."""
+    exported, if the file's outputs differ from the network's, or if padding changes them."""
     # the folders of the layers after the pooling
     dense = [folder for name, folder in modules_of(checkpoint) if name == "Dense"]
     head = _SentenceHead(pooling, dense)
@@ -223,7 +223,7 @@ def _equal_without_padding(outputs: Arrays, wanted: Arrays, example: Example) ->
 
 
 def _check_padding(network: _Exported, examples: Sequence[Example]) -> None:
-    """Raise BuildError if padding changes the network's output for a text. Try both the tokenizer's
+    """Raise BuildError if padding changes the network's output for a text. Try both the network's
     padding token, with which clients pad, and 0, with which backends pad."""
     for example in (*examples, *map(_padded_with_0, examples)):
         with torch.inference_mode():

@@ -31,7 +31,7 @@ def load(
 ) -> Any:
     """Load a network from a folder, in FP32. Weights that match the pattern `may_miss` may be
     missing, and weights that match `may_have` may be in the folder although the network does not
-    use them. `purpose` completes error messages.
+    use them. `purpose`, such as "for fill-mask", completes error messages.
 
     Raise BuildError if transformers cannot load the network, if another weight is missing (it would
     get random numbers), if the folder has another weight that the network does not use, or if a
@@ -77,8 +77,9 @@ def export_onnx(
     second: str = "",
 ) -> None:
     """Trace `module` on the `example`, and write it to `path`. `shapes` are the shapes of the
-    inputs. The outputs have the same first dimension as the inputs. `second` names the second
-    dimension of outputs that have three. Raise BuildError if torch cannot export the module."""
+    inputs, and `outputs` the names of the outputs, which have the same first dimension. `second`
+    names the second dimension of outputs with three dimensions; "" leaves it fixed. Raise
+    BuildError if torch cannot export the module."""
     path.parent.mkdir(parents=True, exist_ok=True)
     first = next(iter(shapes.values()))[0]
     with warnings.catch_warnings(), torch.inference_mode():
@@ -141,8 +142,9 @@ def check_answers(
     same: Callable[[Arrays, Arrays, Example], bool],
     remedy: str = "",
 ) -> None:
-    """Run the file and the network on the examples. Raise BuildError, with the `remedy`, if their
-    outputs differ or one of them fails."""
+    """Run the ONNX file at `path` and the `module` on the examples. Raise BuildError, with the
+    `remedy`, if one of the two fails, or if their outputs have different shapes or are not the
+    `same`."""
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     for example in examples:
         try:

@@ -76,15 +76,16 @@ def write_network(weights: Path, path: Path) -> None:
 
 
 class _Network(ImageGraph):
-    """Adds layers to the graph, in the order of their weights in the file. `weights` are those that
-    no layer has taken yet."""
+    """A graph whose layers must be added in the order of their weights in the file. `weights` are
+    the numbers of the file that no layer has taken yet."""
 
     def __init__(self, weights: Array) -> None:
         super().__init__(SIDE, 0, 1 / 255)
         self.weights = weights
 
     def _take(self, *shape: int) -> Array:
-        """Return the next weights of the file, as an array of this shape."""
+        """Remove the next numbers from `weights`, and return them as an array of this shape. Raise
+        BuildError if there are too few."""
         count = int(np.prod(shape))
         if count > len(self.weights):
             raise BuildError("the file of weights ends before the network does")

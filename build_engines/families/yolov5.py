@@ -120,7 +120,8 @@ def _names(model: Placeholder, classes: int) -> tuple[str, ...]:
 
 
 class Conv(nn.Module):
-    """A convolution, a batch norm and SiLU. At stride 1, height and width stay the same."""
+    """A convolution, a batch norm and SiLU. At stride 1, the default padding keeps the height and
+    width."""
 
     def __init__(
         self,
@@ -154,8 +155,8 @@ class Bottleneck(nn.Module):
 
 
 class C3(nn.Module):
-    """A cross-stage partial block: half of the channels go through `depth` bottlenecks, and the
-    other half bypass them."""
+    """A cross-stage partial block of two branches, each with half as many channels as the output.
+    One branch goes through `depth` bottlenecks, and the other bypasses them."""
 
     def __init__(self, inputs: int, outputs: int, depth: int, residual: bool = True) -> None:
         super().__init__()
@@ -171,8 +172,8 @@ class C3(nn.Module):
 
 
 class SPPF(nn.Module):
-    """Spatial pyramid pooling: a convolution, whose result is concatenated with those of one, two
-    and three max poolings of it, and another convolution."""
+    """Spatial pyramid pooling: a convolution and three max poolings, one after the other. Another
+    convolution reads the concatenated results of all four."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()

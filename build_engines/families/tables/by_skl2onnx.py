@@ -26,11 +26,11 @@ class TableGraph(Graph):
 
 
 def insert(graph: TableGraph, model: Any, cells: str, width: int) -> dict[str, str]:
-    """Add the nodes that compute the model's predictions for `cells`, an FP64 matrix with `width`
-    columns. Return the tensors of the outputs. Their keys are skl2onnx's names, except that scores
-    that are not probabilities are called "scores". Raise BuildError if skl2onnx cannot convert the
-    model, or would convert trees: it rounds them, and ONNX Runtime then adds up their votes in
-    FP32."""
+    """Add the nodes that compute the results of a step or model for `cells`, an FP64 matrix with
+    `width` columns. Return {name of an output: its tensor}. The names are skl2onnx's, except that
+    scores that are not probabilities are called "scores". Raise BuildError if skl2onnx cannot
+    convert the model, or if there are trees inside it: skl2onnx rounds their numbers to FP32, in
+    which ONNX Runtime then adds up their votes."""
     from skl2onnx import to_onnx
     from skl2onnx.common.data_types import DoubleTensorType, FloatTensorType
 
@@ -50,7 +50,7 @@ def insert(graph: TableGraph, model: Any, cells: str, width: int) -> dict[str, s
     try:
         part = to_onnx(_convertible(model), initial_types=types, target_opset=OPSETS)
     except Exception as err:  # the converters' errors have no common base class
-        # two forms of its message name the class of a model that it cannot convert
+        # two forms of skl2onnx's message name the class of a model that it cannot convert
         unknown = re.search(r"(?:^|for type ')<class '[\w.]*\.(\w+)'>", str(err))
         reason = f"skl2onnx does not know {unknown[1]}" if unknown else brief(err)
         raise BuildError(f"a {name} cannot be converted to ONNX: {reason}; {INSTEAD}") from err
@@ -74,8 +74,8 @@ def _convertible(model: Any) -> Any:
 
 
 def _add_missing_zipmap_option() -> None:
-    """Add the option zipmap to skl2onnx's only converter of a classifier that lacks it, because
-    skl2onnx sets this option for every classifier in a pipeline."""
+    """Add the option zipmap to the converter of LinearSVC, the only converter of a classifier that
+    lacks it. skl2onnx sets this option for every classifier in a pipeline."""
     from skl2onnx.common._registration import get_converter
 
     get_converter("SklearnLinearSVC")._options["zipmap"] = [True, False, "columns"]

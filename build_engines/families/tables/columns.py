@@ -96,7 +96,8 @@ def _readers(
     """Yield each step that reads columns of the model's input as they are, or after an imputer has
     filled missing cells. With each step, yield for each of its columns the index among the model's
     columns, and the value that the imputer fills in (() without an imputer). A flag that an imputer
-    adds has the index FLAG. `indices` and `fills` are those of the columns that `step` reads."""
+    adds has the index FLAG. `indices` and `fills` describe the columns that `step` reads in the
+    same way."""
     step = unwrapped(step)
     if hasattr(step, "steps"):
         for _, each in step.steps:
@@ -124,8 +125,8 @@ def _readers(
 def _after_imputer(
     imputer: Any, indices: Sequence[int], fills: Sequence[Any]
 ) -> tuple[Sequence[int], Sequence[Any]]:
-    """Return the indices and fills of the columns that the imputer passes on, given those of the
-    columns that it reads."""
+    """Return the indices and fills of the columns that the imputer passes on, including the flags
+    that it adds. `indices` and `fills` describe the columns that it reads (see _readers)."""
     kept = kept_positions(imputer)
     indices = [indices[position] for position in kept]
     if fills:  # an imputer before this one has filled the cells
@@ -145,8 +146,8 @@ def _fills_missing(step: Any) -> bool:
 
 
 def kept_positions(imputer: Any) -> list[int]:
-    """Return the positions, among the columns that the imputer reads, of those that it passes on.
-    Unless it keeps empty features, it drops the columns that had no values in training."""
+    """Return which of its columns the imputer passes on, as positions among the columns that it
+    reads. Unless it keeps empty features, it drops the columns that had no values in training."""
     return [
         position
         for position, value in enumerate(imputer.statistics_)
@@ -216,7 +217,8 @@ def active_steps(model: Any) -> Iterator[Any]:
 
 
 def unwrapped(step: Any) -> Any:
-    """Return the model with which a search over parameters predicts, or else the step itself."""
+    """Return the best model of a search over parameters, such as a GridSearchCV. Return any other
+    step as it is."""
     while hasattr(step, "best_estimator_"):
         step = step.best_estimator_
     return step

@@ -81,10 +81,10 @@ def _rename(graph: onnx.GraphProto, old: str, new: str) -> None:
 
 
 def set_shapes(model: onnx.ModelProto, rows: Feed, remedy: str = INSTEAD) -> None:
-    """Set the types and shapes of the outputs by running the model on the first of the `rows`,
-    because converters omit them or write the shapes for one row. Transpose an output that has the
-    predictions for all rows in one row. Raise UsageError, with the `remedy`, if the model does not
-    run."""
+    """Set the types and shapes of the outputs, because converters omit them or write the shapes for
+    one row. To find them, run the model on the first two, and then on the first three, of the
+    `rows`. Transpose an output that has the predictions for all rows in one row. Raise UsageError,
+    with the `remedy`, if the model does not run."""
     for value in model.graph.output:
         if value.type.HasField("tensor_type"):
             value.ClearField("type")

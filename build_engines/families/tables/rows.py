@@ -38,8 +38,9 @@ EXACT, USUAL = Limits(1.0, 1e-6), Limits(0.99, 1e-3)
 
 
 def sample(columns: Sequence[Column]) -> list[Array]:
-    """Return ROWS cells for each column, none of them missing: categories with equal probability,
-    Booleans, or numbers in and around the range of the column's `points`."""
+    """Return ROWS random cells for each column: its categories with equal probability, Booleans, or
+    numbers in and around the range of its `points`. None of them is missing, but if the categories
+    of a column of strings are not known, about half of its cells are ""."""
     rng = np.random.default_rng(0)
     return [_cells(column, rng) for column in columns]
 
@@ -191,7 +192,7 @@ def feed(
 def predictions_of(
     estimator: Any, cells: Sequence[Array], columns: Sequence[Column]
 ) -> Mapping[str, Any]:
-    """Return the predictions for these cells of the model itself, keyed by PREDICTIONS,
+    """Return the predictions that the model itself makes for these cells, keyed by PREDICTIONS,
     PROBABILITIES or both. Raise BuildError if the model fails."""
     try:
         return _predict(estimator, cells, [column.name for column in columns])
@@ -230,7 +231,7 @@ def _are_alike(wanted: Array, got: Array, close: float) -> Array:
     if got.dtype.kind in "OSU":
         return np.asarray(wanted.astype(str).ravel() == got.astype(str).ravel())
     if wanted.ndim == 1 and got.shape[1:] == (2,):
-        got = got[:, 1]  # a Booster returns only the second of two probabilities
+        got = got[:, 1]  # for two classes, a Booster returns only the second probability
     if wanted.size != got.size:
         return np.zeros(len(wanted), bool)
     shape = (len(wanted), -1)

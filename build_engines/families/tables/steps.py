@@ -24,9 +24,9 @@ INT64_MAX = np.iinfo(np.int64).max
 
 @dataclass(frozen=True)
 class TensorColumn:
-    """The column `index` of a tensor that has `width` columns. `fill` replaces a missing string.
-    `stored` is the column as it was when it entered a sparse matrix, which stores only the cells
-    that are not 0. None means that the column has not changed since."""
+    """The column `index` of a tensor that has `width` columns. `fill` replaces a missing string. In
+    a sparse Table, `stored` is the column as it was when it entered the sparse matrix, which stored
+    only the cells that were not 0. None means that the column has not changed since then."""
 
     tensor: str
     index: int = 0
@@ -223,8 +223,9 @@ def _min_max(graph: Graph, step: Any, table: Table) -> Table:
 
 
 def _imputed(graph: Graph, step: Any, table: Table) -> Table:
-    """Return the columns with their missing cells filled, and the flags that the imputer adds. In a
-    column of strings, the fill is only recorded: its encoder treats an empty string as the fill."""
+    """Return the columns with their missing cells filled, and the flags that the imputer adds. In
+    columns of strings, the fill is only recorded, and the encoder after the imputer treats an empty
+    string as the fill. Raise BuildError if an imputer of strings does more than that."""
     kept = kept_positions(step)
     if any(column.datatype == "BYTES" for column in table.columns):
         if not is_missing(step.missing_values) or step.add_indicator:
@@ -307,8 +308,8 @@ def _with_other(categories: Array) -> Array:
 
 
 def _codes(graph: Graph, column: TensorColumn, categories: Array) -> str:
-    """Return the index [rows] of each cell among the categories, or the number of categories for a
-    cell that is not one of them."""
+    """Return the index [rows] of each cell among the categories, or len(categories) for a cell that
+    is not one of them. Raise BuildError for categories that are not supported."""
     values = categories.tolist()
     if column.datatype == "BYTES":
         return _codes_of_texts(graph, column, values)

@@ -85,9 +85,9 @@ class Converted:
 
 
 def convert(estimator: Any, inputs: Sequence[TensorSpec] = ()) -> Converted:
-    """Convert a trained model to ONNX. `inputs` are its columns; by default they are read from the
-    model. If the training of an XGBoost model stopped early, cut the model itself, inside
-    `estimator`, to its best round.
+    """Convert a trained model to ONNX. `inputs` are the names and datatypes of its columns; by
+    default they are read from the model. If the training of an XGBoost model stopped early, the
+    model inside `estimator` is itself cut to its best round.
 
     The parts that skl2onnx converts compute in FP64 if skl2onnx supports it and the predictions
     match, and otherwise in FP32. Raise BuildError if the model cannot be converted, or if the ONNX
@@ -182,8 +182,8 @@ def _cast_if_boolean(graph: Graph, estimator: Any, outputs: Outputs) -> list[Cla
 
 
 def _missing_setting(nullable: Sequence[bool]) -> str:
-    """Return the client's setting `missing`: "nan" if cells of every column may be missing, or else
-    the indices of the columns for which `nullable` says so."""
+    """Return the client's setting `missing`: "nan" if all columns are `nullable`, or else the
+    indices of those that are, such as "0,3", or "" if none is."""
     if nullable and all(nullable):
         return "nan"
     return ",".join(str(index) for index, is_nullable in enumerate(nullable) if is_nullable)
@@ -277,7 +277,8 @@ def _rounds_integers_to_fp32(
 def _add_inputs(
     graph: Graph, columns: Sequence[Column], separate_inputs: bool
 ) -> list[TensorColumn]:
-    """Add an input for each column, or else one for all of them. Return the inputs' columns."""
+    """Add an input for each column if `separate_inputs`, or else one input for all columns. Return
+    the columns as columns of the inputs."""
     if not separate_inputs:
         datatype, width = columns[0].datatype, len(columns)
         name = graph.input(MATRIX, datatype, [None, width])
@@ -324,8 +325,8 @@ def _numbers_near(thresholds: Array, highest_category: float) -> Array:
     """Return the numbers at which to compare trees with these thresholds.
 
     If `highest_category` is NaN, the column has numbers: return the thresholds, and the nearest
-    FP64 and FP32 numbers on both sides. Otherwise the column has the categories from 0: return the
-    integers on both sides of the thresholds, clipped to the range of the categories.
+    FP64 and FP32 numbers on both sides. Otherwise its categories are the integers from 0 to
+    `highest_category`: return the integers on both sides of the thresholds, clipped to this range.
     """
     values = thresholds[np.isfinite(thresholds)]
     if not np.isnan(highest_category):

@@ -361,7 +361,7 @@ def _class_index(graph: Graph, is_second: str) -> str:
 
 
 def _with_likeliest_class(graph: Graph, model: Any, probabilities: str) -> Outputs:
-    """Return the class with the highest probability, and the probabilities."""
+    """Return, for each row, the class with the highest probability, and the probabilities."""
     index = graph.add("ArgMax", probabilities, axis=1, keepdims=0)
     return _with_class(graph, model, index, probabilities)
 
@@ -389,7 +389,7 @@ def booster_of(model: Any) -> Any:
 
 def objective_of(model: Any) -> str:
     """Return the objective of a model of XGBoost or LightGBM, as the library names it. LightGBM
-    appends options, as in "binary sigmoid:1"."""
+    appends options, as in "binary sigmoid:1". If LightGBM names none, return "custom"."""
     booster = booster_of(model)
     if hasattr(booster, "save_config"):
         return str(json.loads(booster.save_config())["learner"]["objective"]["name"])
@@ -477,7 +477,8 @@ def _tree_of_json(tree: Mapping[str, Any]) -> Tree:
     )
 
 
-# objectives, or their beginnings: the prediction is the sum itself, or e to the power of the sum
+# Objectives, or their beginnings. For those in the first group, the prediction is the sum itself.
+# For those in the second, it is e to the power of the sum.
 XGBOOST_IDENTITY = (
     "rank:",
     "reg:squared",
@@ -583,7 +584,8 @@ def _tree_of_dump(
     rows: list[list[Any]] = []
     values: list[list[float]] = []
     sets: dict[int, Array] = {}
-    # nodes with the row of their parent, and the index at which that row gets their own row
+    # nodes to read, each with the number of its parent's row (LEAF: no parent), and the index in
+    # this row at which the number of the node's own row belongs
     pending: list[tuple[Mapping[str, Any], int, int]] = [(root, LEAF, 0)]
     while pending:
         node, parent, side = pending.pop()
@@ -655,7 +657,9 @@ def _lightgbm_answer(graph: Graph, model: Any, sums: str) -> Outputs:
     raise BuildError(f"LightGBM's objective {objective} is not converted")
 
 
-KINDS = {  # keyed by the name of the model's class, or of one of its base classes
+# Keyed by the name of the model's class, or of one of its base classes. Two libraries have a class
+# Booster, so its key begins with the library.
+KINDS = {
     "BaseDecisionTree": Kind(_one_tree, _averaged),
     "ForestClassifier": Kind(_forest, _averaged),
     "ForestRegressor": Kind(_forest, _averaged),
