@@ -110,7 +110,7 @@ class Manager:
         self.write(change)
 
     def count(self, **numbers: float) -> None:
-        """Increase the counters of loads on demand by the `numbers`."""
+        """Increase counters of on-demand mode. `numbers` maps their names to the increments."""
 
         def change(models: Models) -> Models:
             sums = {name: models.counts.get(name, 0) + more for name, more in numbers.items()}

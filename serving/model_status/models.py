@@ -134,7 +134,7 @@ class Models:
     `loading` names the models that are being fetched, unpacked or loaded on demand, or wait for
     that. `deaths` counts the processes of each model that have died. `server` is tritonserver's
     process id, and `reloads` counts the reloads since tritonserver started. `counts` are the
-    counters of loads on demand. `was_ready` is true once `unready` has returned None. `policy` is
+    counters of on-demand mode. `was_ready` is true once `unready` has returned None. `policy` is
     the name of the policy that loads the models.
     """
 

@@ -83,7 +83,7 @@ class ServedModel:
 
     def input_bytes(self, shape: Sequence[int]) -> int:
         """Estimate the size in bytes of one row of all inputs together. `shape` is the shape of one
-        row of one of them, from which the dynamic dimensions of all are taken."""
+        row of one input, from which the dynamic dimensions of all inputs are taken."""
         return _row_bytes(self.model.inputs, shape)
 
     def output_bytes(self, names: Collection[str], shape: Sequence[int]) -> int:
