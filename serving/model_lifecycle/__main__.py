@@ -76,8 +76,8 @@ class Handler(BaseHTTPRequestHandler):
         self._change(self.server.policy.unload)
 
     def _change(self, change: Callable[..., None]) -> None:
-        """Call `change` with the fields of the body, and reply with the error that it raises or
-        with {}."""
+        """Call `change` with the fields of the body. Reply with {} or, if `change` raises a
+        ServingError, with that error. Log any other error, and reply that the log has it."""
         fields = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         try:
             change(**fields)
@@ -113,8 +113,9 @@ class Watch:
         self._has_recorded_loads = False
 
     def step(self) -> None:
-        """Check once, and update the table. If tritonserver has ended, mark its models as loading.
-        When a new tritonserver has loaded them, record which of them are ready."""
+        """Update the table once. If tritonserver has ended, mark its models as loading. When a new
+        tritonserver has loaded them, record which of them are ready, and let `policy` handle those
+        that failed. While tritonserver runs, let `recovery` check the models' processes."""
         pid = self.manager.pid()
         recorded_pid = self.manager.models().server
         if pid != recorded_pid:
@@ -134,8 +135,9 @@ class Watch:
 
 
 def repeat(step: Callable[[], None], seconds: float, failure: str) -> None:
-    """Call `step` forever, with a pause of `seconds` between the calls. Do not log an error again
-    if the next call fails in the same way."""
+    """Call `step` forever, with a pause of `seconds` between the calls. Log an error, after the
+    text `failure`, unless the previous call raised the same one. If tritonserver does not answer,
+    log only a debug message."""
     last_error = ""
     while True:
         error = ""

@@ -1,4 +1,5 @@
-"""Tests each newly loaded model with its example, by asking a gunicorn worker to call the model.
+"""Tests each model with its example after every start of tritonserver, by asking a gunicorn worker
+to call the model.
 
 A worker makes the call rather than this process, because a model's client may import anything. The
 worker's route for this is not public. Models that calls load (on_post.py, on_demand.py) are not
@@ -27,7 +28,8 @@ NO_VERDICT = 1.0  # seconds to wait if a worker could not tell whether the model
 
 
 class Examples(threading.Thread):
-    """Tests models whenever the table of models changes. `policy` handles those that fail."""
+    """Tests models that have not answered their examples yet, whenever the table of models changes.
+    `policy` handles models that fail."""
 
     def __init__(self, manager: Manager, policy: Policy) -> None:
         super().__init__(name="examples", daemon=True)
@@ -66,8 +68,8 @@ class Examples(threading.Thread):
 
     def _test(self, entry: Entry, server: int) -> float:
         """Test the model with its example, and record the result. `server` is tritonserver's
-        process id before the test. Return the seconds until the model must be tested again, or
-        0."""
+        process id before the test. Return the seconds until the model must be tested again, or 0
+        if it need not be."""
 
         def with_answer(models: Models) -> Models:
             """Return the table with the model marked as having answered its example. Return it

@@ -11,9 +11,10 @@ from serving.triton.connection import Connection
 def load(
     gateway: Connection, store: Store, name: str, parts: Collection[str], seconds: float
 ) -> tuple[str, ...]:
-    """Make Triton load the model `name`, with the models that it calls. `parts` contains their
-    names, and may contain others. If that fails, switch those that OpenVINO rejects to ONNX
-    Runtime, and try once more. Return the versions that were loaded. Raise a ServingError."""
+    """Make Triton load the model `name`, with the models that it calls. `parts` contains the names
+    of those models, and may contain others. If the load fails, switch the failed models for which
+    OpenVINO was chosen to ONNX Runtime, and try once more. Each try may take `seconds`. Return the
+    versions of `name` that were loaded. Raise a ServingError."""
     try:
         return gateway.load(name, seconds)
     except (OutOfMemory, TritonTimeout, TritonUnavailable):

@@ -29,7 +29,7 @@ from serving.triton.gateway import TritonGateway
 from serving.triton.quirks import PREFACE, STUB_SECONDS
 
 log = logging.getLogger(__name__)
-PAUSE = 0.05  # seconds between checks while it waits for Triton or for calls in flight
+PAUSE = 0.05  # seconds between checks while Manager waits for Triton or for calls in flight
 # If Triton takes more than this many seconds to unload a model, the model's processes are killed.
 # An unload usually takes 1.7 s, and no call is in flight any more when it begins.
 UNLOAD_SECONDS = 15.0
@@ -77,13 +77,15 @@ class Manager:
         self.write(lambda models: models.updated(entry, **fields))
 
     def move(self, entry: Entry, event: Event, **fields: Any) -> bool:
-        """Apply an event to the model's state (states.py), and change further fields. Return False
-        if the event does not apply."""
+        """Apply an event to the model's state (states.py), and change further fields. Return
+        whether that changed the table: an event that does not apply to the state changes
+        nothing."""
         return self.write(lambda models: models.moved(entry, event, **fields))
 
     def record_server(self, pid: int) -> None:
-        """Record the process id of a new tritonserver, or 0 if there is none. If there was one
-        before, mark all models as loading, except those that are being unloaded."""
+        """Record the process id of a new tritonserver, or 0 if there is none. If another one was
+        recorded before, mark all models as loading, except those that are being unloaded, and have
+        their examples tested again unless calls load models."""
 
         def change(models: Models) -> Models:
             if models.server:
@@ -108,7 +110,7 @@ class Manager:
         self.write(change)
 
     def count(self, **numbers: float) -> None:
-        """Increase the counters of loads on demand by the `numbers`."""
+        """Increase counters of on-demand mode. `numbers` maps their names to the increments."""
 
         def change(models: Models) -> Models:
             sums = {name: models.counts.get(name, 0) + more for name, more in numbers.items()}
@@ -117,8 +119,9 @@ class Manager:
         self.write(change)
 
     def free_column(self) -> int:
-        """Return a column of the leases that no model uses. It stays free until the caller adds a
-        model with this column to the table. Raise OutOfMemory if there is none."""
+        """Return a column of the leases that no model in the table uses. This does not reserve the
+        column: only one thread at a time may call this method and then add a model with the column
+        to the table. Raise OutOfMemory if there is none."""
         free = set(range(MODELS)) - {entry.column for entry in self._models.entries.values()}
         if not free:
             raise OutOfMemory(
@@ -148,8 +151,8 @@ class Manager:
     def kill_server(self, reason: str) -> None:
         """Kill tritonserver and all of its processes. `serve` then starts a new one, which answers
         only after it has loaded all staged models. So first unstage the models that are being
-        unloaded or loaded for the first time: one of them may be the reason why tritonserver must
-        be killed, and might never finish loading."""
+        unloaded or that a call is loading: one of them may be the reason why tritonserver must be
+        killed, and might never finish loading."""
         for entry in self._models.entries.values():
             if entry.state in (ADDING, UNLOADING):
                 self.unstage(entry)
@@ -247,8 +250,8 @@ class Manager:
 
     def drop(self, entry: Entry) -> None:
         """Remove a model that failed to load and, for an archive, those of its parts that did load.
-        Remove the staged folders first, so that a new tritonserver does not load them. Return
-        before Triton has unloaded them."""
+        Remove the staged folders first, so that a new tritonserver does not load them. Do not
+        wait until Triton has unloaded the models."""
         self.unstage(entry)
         for name in self.staged_names(entry):
             with suppress(ServingError):
@@ -362,8 +365,9 @@ class Manager:
             raise LoadFailed(str(err)) from err
 
     def reason_for_author(self, entry: Entry, reason: str) -> str:
-        """Return the `reason` that Triton gives, but with the author's folders in place of the
-        staged ones. If the model is a TensorRT plan, append remedies."""
+        """Return the `reason` that Triton gives for a failed load, without PREFACE, and with the
+        author's folders in place of the staged ones. If the model is a TensorRT plan, append
+        remedies."""
         folder = Path(entry.source or entry.folder)
         sources = {self.store.path(entry.triton_name): folder}
         for name in entry.parts:

@@ -4,8 +4,8 @@ The folders are compared every second. When a changed folder has stayed the same
 copied. The copy is checked as `serve --check` does, in a separate tritonserver. It is then staged,
 and Triton loads the new model while it still serves the old one.
 
-A call in flight may already reach the new model. Models that call each other are checked together
-and loaded one after another. A rejected folder is tried again when it changes.
+A call in flight may already reach the new model. Models that are connected by calls are checked
+together and loaded one after another. A rejected folder is tried again when it changes.
 """
 
 import logging
@@ -54,9 +54,10 @@ class Rejected(Exception):
 
 @dataclass(frozen=True)
 class ModelFolder:
-    """A model folder. `parts` are the models that the model calls. `clients` is the folder of
-    shared clients if the model's client is one of them, else None. `copy` is the copy from which a
-    changed model is served."""
+    """A model folder. `signature` is a fingerprint of `folder` and `clients`. `parts` names the
+    models that the model calls. `clients` is the repository's folder of shared clients if it
+    contains the model's client, else None. `copy` is the copy from which a changed model is
+    served."""
 
     folder: Path
     signature: str
@@ -249,8 +250,9 @@ class OnChange(Policy):
             self.manager.store.remove(name)
 
     def _reject(self, signatures: dict[str, str], reasons: Sequence[str], outcome: str) -> None:
-        """Log the reasons, and reject the models with these `signatures`. This replaces their
-        earlier rejections."""
+        """Log each of the `reasons`, followed by the `outcome` for what is served, and reject the
+        models whose names and signatures are in `signatures`. This replaces their earlier
+        rejections."""
         for reason in reasons:
             log.error("%s; %s", reason, outcome)
         self._filter_rejections(
@@ -276,15 +278,15 @@ def _config(folder: Path, folder_signature: str, device: str) -> Any:
 
 
 def _signatures(folders: Mapping[str, ModelFolder], names: Iterable[str]) -> dict[str, str]:
-    """Return the signature of each model, or "" if its folder no longer exists."""
+    """Map each of the models `names` to its signature, or to "" if its folder no longer exists."""
     return {name: folders[name].signature if name in folders else "" for name in sorted(names)}
 
 
 def _changed_units(
     wanted: set[str], folders: Mapping[str, ModelFolder], served: Mapping[str, Entry]
 ) -> Iterator[set[str]]:
-    """Yield each group of models that are connected by calls, if at least one of them is new, has
-    changed, was removed or is no longer wanted."""
+    """Yield the units, the largest sets of models that are connected by calls, in which at least
+    one model is new, has changed, was removed, is no longer wanted or is still being unloaded."""
     names = wanted | served.keys()
     # each group is a model and the models that it calls
     groups = [{name, *folders[name].parts} & names for name in wanted]
@@ -300,7 +302,7 @@ def _changed_units(
     while pending:
         unit = {pending.pop()}
         size = 0
-        while len(unit) > size:  # add models that call one of them or are called by one of them
+        while len(unit) > size:  # add models that call a model in the unit or are called by one
             size = len(unit)
             unit.update(*(group for group in groups if not unit.isdisjoint(group)))
         pending -= unit

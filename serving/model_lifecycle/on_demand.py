@@ -1,9 +1,9 @@
 """Loads models in on-demand mode: the first call to a model loads it. If too little memory is left,
 the least recently used models are evicted.
 
-A call that waits for a model calls `want`, which looks the name up. A thread then fetches or
-unpacks the model, evicts others if necessary, and loads it. If that fails, the model is rejected
-for a while.
+For a call that waits for a model, its worker has the manager call `want`, which looks the name up.
+A thread then fetches or unpacks the model, evicts others if necessary, and loads it. If that fails,
+the model is rejected for a while.
 
 `_memory_lock` is held while models to evict are chosen and memory is promised to a load, but not
 while models are loaded or unloaded. If a model that was chosen is called before its unload begins,
@@ -71,7 +71,7 @@ UNCHANGED_SECONDS = 1.0  # a rejected model that has not changed is not looked u
 MOST_REJECTED = 100
 IDLE_SECONDS = 1.0  # a model is not evicted if it was used within this time
 # If a model is loaded again within this time after its eviction, it was evicted too early. If a
-# load had to evict models within this time, memory for the next load is kept free.
+# load had to evict models in the last THRASH_SECONDS, memory for the next load is kept free.
 THRASH_SECONDS = 60.0
 KEPT_FREE = 4  # at most 1 / KEPT_FREE of the memory is kept free
 
@@ -181,9 +181,9 @@ class OnDemand(OnPost):
             return {}
 
     def step(self) -> None:
-        """Begin the loads that wait, and keep memory free. Begin to load those models in
-        SERVE_LOAD_MODELS that are not loaded. If some of these cannot be loaded, raise the first
-        error."""
+        """Repeat unfinished unloads, begin loads that wait for their turn, and keep memory free.
+        Begin to load those models in SERVE_LOAD_MODELS that are not loaded. If `want` raises errors
+        for some of them, raise the first error."""
         super().step()
         self._begin_loads()
         self._keep_free()
@@ -301,7 +301,8 @@ class OnDemand(OnPost):
         return used
 
     def _size(self, entry: Entry, sizes: dict[str, int]) -> int:
-        """Return how many bytes the model holds, or its estimate if that was never measured."""
+        """Return how many bytes the model holds, or its estimate if its memory was never
+        measured."""
         return self.bytes_held(entry, sizes) if entry.bytes else entry.estimated
 
     def _choose_victims(self, pid: int, name: str, needed: int) -> list[Entry]:
@@ -378,8 +379,8 @@ class OnDemand(OnPost):
             raise OutOfMemory(f"{reason}; restart the container, or give it more memory")
 
     def _unload_victim(self, entry: Entry) -> Entry | None:
-        """Unload the model and return it. If it is in use again or no longer ready, return None
-        without unloading it."""
+        """Unload the model and return it. If it has been used again or is no longer ready, return
+        None without unloading it."""
         began = time.monotonic()
         with self.manager.changing(entry.name):
             self._measure(entry)

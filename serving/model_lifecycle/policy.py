@@ -21,11 +21,12 @@ class Policy(ABC):
 
     @abstractmethod
     def step(self) -> None:
-        """Look for changes, and act on them. Called every second."""
+        """Do what is due, such as replacing models whose folders have changed, or repeating unloads
+        that timed out. Called every second."""
 
     def load(self, name: str, url: str, target: str) -> None:
-        """Load the archive at `url`, which callers use as `target`. `name` is the platform's name
-        for the model. Raise a ServingError."""
+        """Load the archive at `url`. `name` is the platform's name for the model, and `target` is
+        the name that callers use. Raise a ServingError."""
         raise NotFound(NO_LOADS)
 
     def unload(self, name: str) -> None:

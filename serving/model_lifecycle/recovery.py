@@ -98,8 +98,8 @@ class Recovery:
                 self._handle(entry, reason, stub.seen_alive)
 
     def _find_entry(self, name: str) -> Entry | None:
-        """Return the model that Triton knows by this name, which may be unloading, or else the
-        archive that contains a part with this name."""
+        """Return the model that Triton knows by this name, even if it is being unloaded, or else
+        the archive that contains a part with this name. Return None if there is neither."""
         entries = self._manager.models().entries.values()
         own = [entry for entry in entries if entry.triton_name == name]
         archives = [entry for entry in entries if entry.target and name in entry.parts]
@@ -124,7 +124,7 @@ class Recovery:
 
     def _handle(self, entry: Entry, reason: str, alive_at: float) -> None:
         """Handle a crash of a process that was alive at `alive_at`. Ignore the crash if that was
-        before the model was last loaded, because the process then belonged to an earlier load. If
+        before `entry.began`, because the process then belonged to an earlier load or reload. If
         the model is being unloaded, only count the crash, which ends the streams that the unload
         waits for. In any other state than READY, ignore it."""
         if alive_at <= entry.began:
@@ -151,8 +151,8 @@ class Recovery:
             self._begin(entry, Event.DIED, reason=reason)
 
     def _begin(self, entry: Entry, event: Event, **fields: Any) -> None:
-        """Apply the event to the model's state. If that changes it, recover the model in a new
-        thread, because a load may take a long time."""
+        """Apply the event to the model's state, and change the `fields` of its entry. If the event
+        applies, recover the model in a new thread, because a load may take a long time."""
         if self._manager.move(entry, event, **fields):
             threading.Thread(target=self._recover, args=(entry,), daemon=True).start()
 

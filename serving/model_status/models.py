@@ -51,8 +51,9 @@ class Entry:
 
     `reason` says why the model is not ready. `answered` is true if the model has answered its
     example, or does not need to. A refused model is reloaded at `until`; `refusals` counts how
-    often it was refused. A process that died before `began` (time.monotonic) belonged to an earlier
-    load or reload; `crashes` lists the times of the latest crashes (recovery.py).
+    often it was refused. If a dead process was last seen alive before `began` (time.monotonic), it
+    belonged to an earlier load or reload; `crashes` lists the times of the latest crashes
+    (recovery.py).
 
     `estimated` is how many bytes of memory the model was expected to take, and `bytes` is how many
     it was measured to take. The model may be evicted after `idle` seconds without a call.
@@ -129,11 +130,12 @@ class Models:
     """The table of models.
 
     `entries` contains the models, keyed by name. `rejected` lists rejected folders and loads.
-    `checking` names the models whose new folders are being checked. `loading` names the models that
-    are being fetched, unpacked or loaded on demand, or wait for that. `deaths` counts the processes
-    of each model that have died. `server` is tritonserver's process id, and `reloads` counts the
-    reloads since tritonserver started. `counts` are the counters of loads on demand. `was_ready` is
-    true once `unready` has returned None. `policy` is the name of the policy that loads the models.
+    `checking` names the new models whose folders are about to be checked or are being checked.
+    `loading` names the models that are being fetched, unpacked or loaded on demand, or wait for
+    that. `deaths` counts the processes of each model that have died. `server` is tritonserver's
+    process id, and `reloads` counts the reloads since tritonserver started. `counts` are the
+    counters of on-demand mode. `was_ready` is true once `unready` has returned None. `policy` is
+    the name of the policy that loads the models.
     """
 
     entries: Mapping[str, Entry] = field(default_factory=dict)

@@ -72,9 +72,10 @@ class Registry:
         else the only model. In on-demand mode, wait until the model is loaded, within the context
         `waiting`, which measures the time.
 
-        Raise a ServingError if the model is not ready. If the `with` block raises BackendDied,
-        report the death to the manager and raise ModelRestarting. If the block raises ModelNotReady
-        and the table of models has a more specific error, raise that instead.
+        Raise a ServingError if the model is not ready or does not have the `version`. If the `with`
+        block raises BackendDied, report the death to the manager and raise ModelRestarting. If the
+        block raises ModelNotReady and the table of models has a more specific error, raise that
+        instead.
         """
         name = name or self._only_name_of(tasks) or self.default or self._only_name()
         if self._want:

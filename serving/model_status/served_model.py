@@ -41,8 +41,9 @@ def _row_size(spec: TensorSpec) -> tuple[int, int]:
 
 def _row_bytes(specs: Iterable[TensorSpec], row_shape: Sequence[int]) -> int:
     """Return the size in bytes of one row of all tensors together. `row_shape` is the shape of one
-    row of one input, or () if it is not known yet. Assume that N dynamic dimensions of a tensor are
-    as long as the last N of that row, which skips fixed ones before them, such as channels."""
+    row of one input, or () if it is not known yet. Assume that the N dynamic dimensions of a tensor
+    have the last N sizes in `row_shape`. (This skips fixed dimensions before them, such as the
+    channels of a picture.)"""
     total = 0
     for spec in specs:
         size, dynamic = _row_size(spec)
@@ -82,7 +83,7 @@ class ServedModel:
 
     def input_bytes(self, shape: Sequence[int]) -> int:
         """Estimate the size in bytes of one row of all inputs together. `shape` is the shape of one
-        row of one of them, from which the dynamic dimensions of all are taken."""
+        row of one input, from which the dynamic dimensions of all inputs are taken."""
         return _row_bytes(self.model.inputs, shape)
 
     def output_bytes(self, names: Collection[str], shape: Sequence[int]) -> int:

@@ -1,6 +1,6 @@
 """Shares data about the models between processes, through two files. The table is a JSON file that
-the model manager replaces and each worker reads. The leases count the requests in flight in a
-memory-mapped file.
+the survey writes at startup, the model manager replaces, and each worker reads. The leases count
+the requests in flight in a memory-mapped file.
 
 Together they make it safe to unload a model. A request first increments the model's counter, and
 then reads the table again. The manager first marks the model in the table, and then waits until the
@@ -67,9 +67,9 @@ class ModelsFile:
 class Leases:
     """Counters of the requests in flight: a row for each worker that can exist at the same time, a
     column for each model, and three further columns. Each counter has two numbers: the requests,
-    and the bytes of their bodies or, in the column TOTAL, of all the memory that they take. The
-    file also records when the last request to each model ended. If `file` is None, only processes
-    that this one forks share the counters."""
+    and the bytes of memory that they took when they were counted (mainly their bodies) or, in the
+    column TOTAL, that they take now. The file also records when the last request to each model
+    ended. If `file` is None, only processes that this one forks share the counters."""
 
     def __init__(self, file: Path | None, rows: int = 1) -> None:
         self.rows = rows
@@ -96,20 +96,21 @@ class Leases:
         return sum(self._requests[column::WIDTH])
 
     def bytes(self, column: int) -> int:
-        """Return how many bytes are counted in this column, across all workers: those of bodies or,
-        for TOTAL, of all the memory that requests take."""
+        """Return how many bytes of memory are counted in this column, across all workers: what the
+        requests took when they were counted or, for TOTAL, what they take now."""
         return sum(self._bytes[column::WIDTH])
 
     def touch(self, column: int) -> None:
-        """Record that a request to the model has just ended."""
+        """Record that a request to the model whose counter is in this column has just ended, or
+        that a call has just loaded the model."""
         self._last_use[column] = time.monotonic_ns()
 
     def last_use(self, column: int) -> float:
-        """Return when the last request to the model ended (time.monotonic). Until `touch` is called
+        """Return when `touch` was last called for this column (time.monotonic). Until it is called
         for a new model, return the value of the model that had this column before."""
         return self._last_use[column] / 1e9
 
     def clear(self, row: int) -> None:
-        """Clear the counters of a worker that has ended."""
+        """Clear the counters in this row, whose worker has ended."""
         for index in range(row * WIDTH, (row + 1) * WIDTH):
             self._requests[index] = self._bytes[index] = 0

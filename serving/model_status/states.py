@@ -68,7 +68,7 @@ class Event(Enum):
     RELOAD_ENDED = {RELOADING: RELOADED}
     PROCESSES_SEEN = {RELOADED: READY}
     UNLOAD_ENDED = {REFUSING: REFUSED}
-    # the recovery thread has ended before its work, for example because tritonserver ended
+    # the recovery thread ended before its work was done, for example because tritonserver ended
     INTERRUPTED = {RELOADING: RESTARTING, REFUSING: REFUSED}
     DUE = {RESTARTING: RELOADING, REFUSED: RELOADING}  # Entry.until has passed
     UNLOAD = dict.fromkeys(STATES, UNLOADING)

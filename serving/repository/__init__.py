@@ -1,2 +1,2 @@
-"""Finds model folders on disk, checks that they can be served on this machine, and writes the
-folder that Triton reads (staging.py)."""
+"""Finds models on disk and in buckets, checks that they can be served on this machine, and writes
+the folders that Triton reads (staging.py)."""

@@ -192,7 +192,8 @@ class BucketSource(Source):
 
     @contextmanager
     def _translated_errors(self) -> Iterator[None]:
-        """Raise Unreachable instead of obstore's errors, which may quote credentials."""
+        """Raise Unreachable instead of obstore's errors, which may quote credentials. Let a
+        FileNotFoundError through: an object does not exist."""
         try:
             yield
         except BaseError as err:

@@ -95,8 +95,8 @@ class Cache:
         raise OSError(errno.ENOSPC, reason)
 
     def _has_space(self, size: int, removed: int = 0) -> bool:
-        """Return whether there would be space for the `size` bytes that were counted last if other
-        folders with `removed` bytes were removed."""
+        """Return whether there would be space for `size` bytes, which are already counted but not
+        yet written, if other folders with `removed` bytes were removed."""
         free = shutil.disk_usage(self._root).free + removed
         total = sum(self._sizes.values()) - removed
         return size <= free and total <= self._most

@@ -42,7 +42,7 @@ EXTENSION = "CPU_EXTENSION_PATH"  # OpenVINO's parameter that names a library
 # Matches names of models, instance groups and files with which Triton's Python backend can start a
 # stub. The pattern is strict, because the backend starts the stub through a shell.
 STARTABLE = re.compile(r"[A-Za-z0-9._-]{1,255}")
-# matches valid names from which Triton derives the file name of a library
+# matches valid names from which Triton derives the file name of a library, and "" for no name
 _LIBRARY = re.compile(r"(?!\.)[A-Za-z0-9._-]*")
 
 

@@ -42,7 +42,7 @@ ONNX_RUNTIME = "onnxruntime"
 OPENVINO = "openvino"
 CPU_ENGINE = "cpu_engine"  # the parameter in config.pbtxt that requests an engine
 NAMES = {ONNX_RUNTIME: "ONNX Runtime", OPENVINO: "OpenVINO"}
-# maps Linux's names of the instruction sets for BF16, the fastest first, to their makers' names
+# maps Linux's names of the instruction sets for BF16, the fastest first, to the names in messages
 BF16 = {"amx_bf16": "AMX", "avx512_bf16": "AVX512-BF16"}
 # OpenVINO's parameters for the precision in which it computes
 PRECISION = "INFERENCE_PRECISION_HINT"

@@ -13,7 +13,8 @@ LISTED = 8  # the maximum number of names listed in a message
 
 def check_ensemble(folder: Path, models: Sequence[Path]) -> None:
     """Raise ConfigError if the model in `folder` is an ensemble that has no version, or that has a
-    part inside its own folder. `models` are all model folders that were found, with this one."""
+    part only inside its own folder. `models` are all model folders that were found, including
+    `folder`."""
     try:
         config = read_file(folder / CONFIG)
     except Unreadable:  # reported when the model is staged

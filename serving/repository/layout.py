@@ -34,7 +34,7 @@ PLATFORMS = {
     "tensorflow_savedmodel": ("tensorflow", "model.savedmodel"),
     "tensorflow_graphdef": ("tensorflow", "model.graphdef"),
 }
-# maps backends to the default names of their files; TensorFlow's has two
+# maps backends to the default names of their files; TensorFlow's is left out, because it has two
 FILES = {backend: file for backend, file in PLATFORMS.values() if backend != "tensorflow"}
 FILES |= {"python": "model.py", "openvino": "model.xml", "dali": "model.dali"}
 _VERSION = re.compile(r"[1-9]\d*")

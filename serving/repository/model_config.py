@@ -1,5 +1,5 @@
 """Reads config.pbtxt as Triton's ModelConfig, a protobuf message, and answers questions about it.
-Process 1 cannot import this module, because it has only the standard library."""
+Process 1 cannot import this module, because process 1 uses only the standard library."""
 
 import importlib.util
 import sys

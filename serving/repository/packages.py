@@ -22,7 +22,8 @@ MOST_UNPACKED = 16 * 2**30
 STUB = "triton_python_backend_stub"
 # Patterns for the files and folders of an unpacked environment that show whether it can be used.
 _INSPECTED = ("bin/*", "lib/python*", "lib/python*/site-packages/numpy-*")
-# Matches the last two of them. Group 1 is Python's version, group 3 is NumPy's major version.
+# Matches paths that the last two patterns find. Group 1 is Python's version, group 3 is NumPy's
+# major version.
 _PYTHON = re.compile(r"lib/python(\d+\.\d+)(/site-packages/numpy-(\d+)[^/]*\.(dist|egg)-info)?")
 
 
@@ -89,7 +90,8 @@ def packages_of(model: Path, config: Any) -> Path:
 
 def _mistake_of_links(link_targets: Mapping[str, str], has_own_stub: bool) -> str:
     """Return what is wrong with a folder of packages, or "" if nothing is. `link_targets` maps its
-    files to their targets if they are links, and to "" otherwise."""
+    files to their targets if they are links, and to "" otherwise. If the model `has_own_stub`, any
+    version of Python is accepted."""
     if "bin/activate" not in link_targets:
         return "it has no bin/activate; make it with conda-pack or venv-pack"
     matches = [match for match in map(_PYTHON.match, link_targets) if match]

@@ -1,5 +1,5 @@
-"""Resolves paths safely: every file that config.pbtxt names, and every link in an archive. Standard
-library only."""
+"""Resolves paths safely: every file that config.pbtxt names, and every link in an archive or, in
+on-demand mode, in a model folder. Standard library only."""
 
 import os
 import stat

@@ -31,7 +31,8 @@ def survey(settings: Settings, *words: str) -> Survey:
 
 def mistakes(settings: Settings) -> list[str]:
     """Return one line for each mistake that `serve --check` finds in the models that the settings
-    name, or one that says why the check failed. Raise LayoutError if it takes too long."""
+    name, or a single line that says why the check failed. Raise LayoutError if the check takes too
+    long."""
     code, stdout, stderr = _run("check", settings, ["json"])
     if code == 0:
         return []
@@ -56,8 +57,8 @@ def _run(
     environ = os.environ | settings.environment() | {"PYTHONDONTWRITEBYTECODE": "1"}
     output = None if shown else subprocess.PIPE
     seconds = None if shown else settings.start_timeout
-    # If the manager is killed, `serve` kills the whole group. This process must not belong to it,
-    # because it then ends its tritonserver (check.py).
+    # If the manager dies, `serve` kills the manager's process group. Keep the new process out of
+    # that group, so that it lives long enough to end the tritonserver that it started (check.py).
     group = None if shown else 0
     with subprocess.Popen(
         command, env=environ, cwd=ROOT, stdout=output, stderr=output, text=True, process_group=group

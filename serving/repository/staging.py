@@ -2,7 +2,8 @@
 contains links to the model's files, and the config.pbtxt with which the model is served.
 
 That config.pbtxt differs from the author's: it has the engine that was chosen for this machine,
-Triton's names for the parts of an archive, and the fields that were missing.
+Triton's names for the parts of an archive and, if all backends are Python-based, the fields that
+were missing.
 """
 
 import logging
