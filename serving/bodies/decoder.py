@@ -18,8 +18,8 @@ from serving.codecs import Codec, Limits
 from serving.codecs.image import most_memory
 from serving.errors import DecodingError
 
-# Maximum number of seconds between two checks of the deadline. The deadline may be infinitely far
-# away, and `acquire` does not accept an infinite timeout.
+# Maximum number of seconds between two checks of the deadline while a request waits for its turn.
+# The deadline may be infinitely far away, and `acquire` does not accept an infinite timeout.
 LONGEST_WAIT = 60.0
 # Images count as large if decoding a batch of them takes more than this many bytes of memory, which
 # is enough for 2 megapixels.
