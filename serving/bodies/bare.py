@@ -90,8 +90,9 @@ def _nested_input(spec: TensorSpec, data: Any, is_batched: bool) -> schemas.Inpu
 
 def rows_of(frame: schemas.Frame, field: str) -> list[Item]:
     """Return the rows of a data frame as instances. A row becomes an object whose keys are the
-    columns, or a list if the columns are the numbers 0, 1, 2 and so on. Raise a ServingError if the
-    frame is invalid or takes too much memory."""
+    columns, or a list if the columns are the numbers 0, 1, 2 and so on. `field` is the body's field
+    that contains the frame. Raise a ServingError if the frame is invalid or takes too much
+    memory."""
     columns = list(map(str, frame.columns))
     for number, row in enumerate(in_time(frame.data)):
         if len(row) != len(columns):

@@ -79,10 +79,10 @@ class Opened:
 class Decoder:
     """Decodes instances. If there are several images, a pool of `threads` threads decodes them.
 
-    At most `turns` requests decode and preprocess instances at a time. The others wait, because
-    they would only contend for the GIL. This limit applies separately to each kind of instance and,
-    within a kind, to large images or long texts. So texts do not wait for images, small images do
-    not wait for large ones, and short texts do not wait for long ones.
+    At most `turns` of a worker's requests decode and preprocess instances at a time. The others
+    wait, because they would only contend for the GIL. This limit applies separately to each kind of
+    instance and, within a kind, to large images or long texts. So texts do not wait for images,
+    small images do not wait for large ones, and short texts do not wait for long ones.
     """
 
     def __init__(self, limits: Limits, turns: int = 1, threads: int = 1) -> None:

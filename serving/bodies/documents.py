@@ -245,8 +245,9 @@ def read_object(data: bytes, generates: bool = False, stream: str = "") -> Shape
 def read_shape(
     document: JsonObject, length: int, generates: bool = False, stream: str = ""
 ) -> Shape:
-    """Return a parsed object of `length` bytes as the kind of body that it represents. Raise a
-    ServingError if it is invalid or takes too much memory."""
+    """Return a parsed object of `length` bytes as the kind of body that it represents. `generates`
+    and `stream` are passed on to a FlatBody. Raise a ServingError if the object is invalid or takes
+    too much memory."""
     if _are_tensors(document.get("inputs")):
         return TensorBody(_tensors(document), length)
     for key in SHAPE_KEYS:
@@ -322,8 +323,8 @@ def read_binary(
 
 
 def read_tensors(data: bytes, subject: str = "the body") -> schemas.Tensors:
-    """Parse a JSON object with tensors. Raise a ServingError if it is invalid or takes too much
-    memory."""
+    """Parse a JSON object with tensors. Raise a ServingError if the object is invalid or takes too
+    much memory. `subject` is the object's name in error messages."""
     tensors = _large_tensors(data)
     if tensors:
         return tensors

@@ -158,8 +158,8 @@ def _check_target(named: Target, served: ServedModel, target: Target) -> None:
 
 class LinesJob(Job):
     """Answers a body of lines, one group after another. Lines are never streamed, and the header
-    Accept is ignored. `version` is the version of the model that answered last or, before that, the
-    version that the request names."""
+    Accept is ignored. `version` is the model version that answered the last group or, before the
+    first answer, the version that the request names."""
 
     def __init__(self, served: ServedModel, request: Request, records: Iterator[Record]) -> None:
         """Raise InvalidRequest if a parameter is wrong, or if the lines belong to a session."""

@@ -59,7 +59,7 @@ class Named(Struct, kw_only=True):
 
 
 class ForClient(Named, kw_only=True, forbid_unknown_fields=True):
-    """A body for a model with a client. (Inputs may also be for a model without one.)"""
+    """A body for a model with a client. (`Inputs` may also be for a model without one.)"""
 
     parameters: JsonObject | None = None
 

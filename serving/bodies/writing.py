@@ -112,7 +112,7 @@ def _tensors_as_csv(tensors: Sequence[Tensor], budget: Budget) -> bytes:
 
 
 def _count(tensor: Tensor) -> int:
-    """Return the number of rows of a tensor."""
+    """Return the number of rows of a tensor, which is 1 for a tensor without dimensions."""
     return tensor.shape[0] if tensor.shape else 1
 
 
