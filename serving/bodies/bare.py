@@ -1,5 +1,5 @@
-"""Reads JSON lists and strings, as SDKs send them, nested lists that are tensors, and data frames,
-as MLflow's clients send them."""
+"""Reads bodies that are only a JSON list or string, as SDKs send them. Also converts nested lists
+in other JSON bodies to tensors, and the data frames of MLflow's clients to instances."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ class BareBody:
     named: ClassVar[Target] = UNNAMED
 
     def bind(self, served: ServedModel, request: Request) -> Job:
-        # if the client could not be created, require_client says so
+        # if the client could not be created, require_client raises the error that says why
         has_no_client = not (served.client or served.client_error)
         if has_no_client:
             return tensors_of(served, self.value, self.length).bind(served, request)
@@ -48,7 +48,8 @@ def tensors_of(
 ) -> TensorBody:
     """Convert a JSON value to tensors for a model without a client. Nested lists become the model's
     only input, and an object {input: nested lists} becomes several inputs. The body has `length`
-    bytes. Raise InvalidRequest if the names, the number or the nesting of the inputs is wrong."""
+    bytes, and `parameters` are the request parameters in it. Raise InvalidRequest if the names, the
+    number or the nesting of the inputs is wrong."""
     model = served.model
     specs = {spec.name: spec for spec in model.inputs}
     if not isinstance(value, Mapping):
@@ -64,8 +65,8 @@ def tensors_of(
 
 
 def _nested_input(spec: TensorSpec, data: Any, is_batched: bool) -> schemas.Input:
-    """Convert nested lists to a tensor of the same shape. If `is_batched` and the lists have one
-    level less than a batch, they become a batch of one row. The values are checked later, by
+    """Convert nested lists to a tensor of the same shape. If `is_batched` and the lists lack the
+    level for the batch dimension, they become a batch of one row. The values are checked later, by
     `read_inputs`. Raise InvalidRequest if the lists are empty, nested too deep, or differ in
     length."""
     shape: list[int] = []
@@ -89,8 +90,9 @@ def _nested_input(spec: TensorSpec, data: Any, is_batched: bool) -> schemas.Inpu
 
 def rows_of(frame: schemas.Frame, field: str) -> list[Item]:
     """Return the rows of a data frame as instances. A row becomes an object whose keys are the
-    columns, or a list if the columns are the numbers 0, 1, 2 and so on. Raise a ServingError if the
-    frame is invalid or takes too much memory."""
+    columns, or a list if the columns are the numbers 0, 1, 2 and so on. `field` is the body's field
+    that contains the frame. Raise a ServingError if the frame is invalid or takes too much
+    memory."""
     columns = list(map(str, frame.columns))
     for number, row in enumerate(in_time(frame.data)):
         if len(row) != len(columns):

@@ -31,8 +31,8 @@ HEADER = {"present": True, "absent": False}
 
 @dataclass(frozen=True)
 class CsvItem(Item):
-    """A row of CSV. If there is a header, `columns` has its names, and the row becomes an object
-    with these names as keys."""
+    """A row of CSV. It becomes an object whose keys are `columns`, or a list of its cells if
+    `columns` is empty, because there is no header or its names do not matter."""
 
     columns: Sequence[str] = ()
 
@@ -73,7 +73,7 @@ class CsvBody:
 
     def items(self, client: ModelClient) -> Iterator[Item]:
         """Yield the rows, without the header. When the first row is requested, raise InvalidRequest
-        if there is none, UnsupportedMediaType if the client does not accept CSV, and what
+        if the body is empty, UnsupportedMediaType if the client does not accept CSV, and what
         `_columns` raises. Raise TooLate if the request has no time left."""
         check_media_type(client, CSV)
         rows = _rows(in_time(io.BytesIO(self.data.removeprefix(BOM))))

@@ -18,8 +18,8 @@ from serving.codecs import Codec, Limits
 from serving.codecs.image import most_memory
 from serving.errors import DecodingError
 
-# Maximum number of seconds between two checks of the deadline. The deadline may be infinitely far
-# away, and `acquire` does not accept an infinite timeout.
+# Maximum number of seconds between two checks of the deadline while a request waits for its turn.
+# The deadline may be infinitely far away, and `acquire` does not accept an infinite timeout.
 LONGEST_WAIT = 60.0
 # Images count as large if decoding a batch of them takes more than this many bytes of memory, which
 # is enough for 2 megapixels.
@@ -79,10 +79,10 @@ class Opened:
 class Decoder:
     """Decodes instances. If there are several images, a pool of `threads` threads decodes them.
 
-    At most `turns` requests decode and preprocess instances at a time. The others wait, because
-    they would only contend for the GIL. This limit applies separately to each kind of instance and,
-    within a kind, to large images or long texts. So texts do not wait for images, small images do
-    not wait for large ones, and short texts do not wait for long ones.
+    At most `turns` of a worker's requests decode and preprocess instances at a time. The others
+    wait, because they would only contend for the GIL. This limit applies separately to each kind of
+    instance and, within a kind, to large images or long texts. So texts do not wait for images,
+    small images do not wait for large ones, and short texts do not wait for long ones.
     """
 
     def __init__(self, limits: Limits, turns: int = 1, threads: int = 1) -> None:

@@ -55,7 +55,7 @@ from serving.triton.tensors import InferReply, Tensor
 # an object in "inputs" with one of these keys is a KServe tensor
 TENSOR_KEYS = {"name", "shape", "datatype", "data"}
 # The maximum number of keys that simdjson reads in a document of tensors, and in each tensor.
-# KServe defines 4 and 5.
+# KServe defines 4 keys for a document and 5 for a tensor.
 MOST_KEYS = 32
 # For JSON of this many bytes or more, simdjson is faster, because it does not create a Python
 # object for each number.
@@ -70,8 +70,9 @@ SHAPES = (
 
 @dataclass(frozen=True)
 class FlatBody:
-    """A flat JSON object. It may contain instances for the model's client, or bare tensors. If it
-    contains neither, it is answered with a stream if one is requested, or else in one piece if
+    """A flat JSON object. It may contain instances for the model's client or, unless a stream is
+    requested or `generates` is true, bare tensors. Any other object has inputs and parameters as
+    its keys (FlatJob). It is answered with a stream if one is requested, or else in one piece if
     `generates` is true, and is otherwise refused. `generates` is true on the routes …/generate and
     …/generate_stream, and if SAGEMAKER_TRITON_INFERENCE_TYPE is not "infer". If the answer must be
     a stream, `stream` is its media type."""
@@ -130,9 +131,9 @@ class FlatJob(Job):
     reply is in one piece, there must be exactly one response, as in Triton's generate extension."""
 
     def __init__(self, served: ServedModel, request: Request, body: FlatBody) -> None:
-        """Raise InvalidRequest if a field of the object is invalid, or if neither a stream nor
-        Triton's generate extension was requested, as a flat object requires. Raise SessionNotFound
-        if the session's id does not fit the model."""
+        """Raise InvalidRequest if a field of the object or the session's id is invalid, or if
+        neither a stream nor Triton's generate extension was requested: only these accept a flat
+        object. Raise SessionNotFound if the session's id does not fit the model."""
         self.document = body.document
         self.parameters = body.flat.parameters or {}
         self.id = str(body.flat.id or "")
@@ -143,7 +144,7 @@ class FlatJob(Job):
 
     def _refusal(self) -> InvalidRequest:
         """Return the error for an object for which neither a stream nor Triton's generate extension
-        was requested. It names the first key that is an input or is unknown."""
+        was requested. The error names the first key that is an input or is unknown, if any."""
         client = self.served.client
         text = f"the body must have one of the shapes {SHAPES}"
         instance_keys = client.instance_keys() if client else ()
@@ -158,8 +159,8 @@ class FlatJob(Job):
         return InvalidRequest(text)
 
     def prepare(self, before: Step | None = None) -> Step:
-        """Return the job's only step. The value of each input, which may be a list, becomes one
-        row, as in Triton's generate extension."""
+        """Return the job's only step. As in Triton's generate extension, the value of an input,
+        which may be a list, is never split into several rows."""
         model = self.served.model
         reserved = OPTION_KEYS | {"id"}
         if self.session:
@@ -181,9 +182,9 @@ class FlatJob(Job):
         return Step(inputs, request_parameters(self, parameters | self.parameters))
 
     def _tensor(self, spec: TensorSpec, value: Any) -> Tensor:
-        """Return the value of an input as a tensor. It gets the shape that the model declares if
-        the number of values fits that shape, and is one-dimensional otherwise. If the model has a
-        batch dimension, the tensor is one row of a batch."""
+        """Return the value of an input as a tensor. The tensor gets the shape that the model
+        declares if the number of values fits that shape, and is one-dimensional otherwise. If the
+        model has a batch dimension, the tensor becomes a batch of one row."""
         try:
             flat = flat_array(spec.datatype, value)
         except InvalidRequest as err:
@@ -244,8 +245,9 @@ def read_object(data: bytes, generates: bool = False, stream: str = "") -> Shape
 def read_shape(
     document: JsonObject, length: int, generates: bool = False, stream: str = ""
 ) -> Shape:
-    """Return a parsed object of `length` bytes as the kind of body that it represents. Raise a
-    ServingError if it is invalid or takes too much memory."""
+    """Return a parsed object of `length` bytes as the kind of body that it represents. `generates`
+    and `stream` are passed on to a FlatBody. Raise a ServingError if the object is invalid or takes
+    too much memory."""
     if _are_tensors(document.get("inputs")):
         return TensorBody(_tensors(document), length)
     for key in SHAPE_KEYS:
@@ -303,8 +305,9 @@ def read_binary(
     header_length: str, source: str, data: bytes, is_kserve: bool = False
 ) -> TensorBody:
     """Read a body that consists of a JSON header and binary data, or of binary data alone.
-    `header_length` is the length of the JSON header, and `source` says where it was found. Raise a
-    ServingError if the length or the header is invalid, or the header takes too much memory."""
+    `header_length` is the length of the JSON header as the caller wrote it, and `source` is the
+    name of the header or parameter in which it was written. TensorBody explains `is_kserve`. Raise
+    a ServingError if the length or the header is invalid, or the header takes too much memory."""
     size = whole_number(header_length)
     if size is None or size > len(data):
         raise InvalidRequest(
@@ -320,8 +323,8 @@ def read_binary(
 
 
 def read_tensors(data: bytes, subject: str = "the body") -> schemas.Tensors:
-    """Parse a JSON object with tensors. Raise a ServingError if it is invalid or takes too much
-    memory."""
+    """Parse a JSON object with tensors. Raise a ServingError if the object is invalid or takes too
+    much memory. `subject` is the object's name in error messages."""
     tensors = _large_tensors(data)
     if tensors:
         return tensors

@@ -24,8 +24,9 @@ from serving.triton.gateway import TritonGateway
 
 
 def try_example(gateway: TritonGateway, decoder: Decoder, served: ServedModel) -> None:
-    """Send the model its example. Raise a ServingError or BackendDied if it does not answer, or if
-    its client could not be created. Do nothing if the model has no client."""
+    """Send the model its example. Raise a ServingError or BackendDied if the example is refused or
+    not answered, or if the model's client could not be created. Do nothing if the model has no
+    client."""
     if not served.client and not served.client_error:
         return
     request = Request("example", decoder=decoder)

@@ -36,8 +36,8 @@ class TextOrForm:
 
     - For a model of tables, it is CSV or JSON, or a form whose only file is CSV or JSON.
     - For any other model, it is one instance, or a form with an instance in each file.
-    - It can also be a form whose fields are the keys of an instance, such as `text`, and
-      parameters, unless the client allows any keys.
+    - If the client allows only certain keys in an instance, it can also be a form whose fields are
+      such keys, for example `text`, and parameters.
     """
 
     items: list[Item]
@@ -49,8 +49,9 @@ class TextOrForm:
         return self._body_for(served.require_client()).bind(served, request)
 
     def _body_for(self, client: ModelClient) -> Instances | CsvBody:
-        """Return the body that the text or form is for this client. Raise InvalidRequest if a form
-        has neither a file nor a field with a key of an instance, or several files for a table."""
+        """Return the text or form as the kind of body that the client expects. Raise InvalidRequest
+        if a form has neither a file nor a field that is a key of an instance, or if it has several
+        files although the client accepts rows."""
         keys = client.instance_keys()
         values = self._fields(client)
         instance = {key: value for key, value in values.items() if key in keys}
@@ -63,7 +64,7 @@ class TextOrForm:
             raise InvalidRequest(
                 f"the form has no file; send one or more (curl -F image=@picture.jpg){or_fields}"
             )
-        if self.media_type == URL_ENCODED:  # says nothing, because curl declares any body so
+        if self.media_type == URL_ENCODED:  # not meaningful: curl declares any body like this
             return self._instances(URL_ENCODED)
         if client.codec is ROW:
             return self._table()
@@ -84,7 +85,8 @@ class TextOrForm:
         return _parse_fields(data) if data.startswith(beginnings) else {}
 
     def _table(self) -> Instances | CsvBody:
-        """Return the only text or file as one row if it is JSON, or else as a table in CSV."""
+        """Return the only text or file as one row if it is JSON, or else as a table in CSV. Raise
+        InvalidRequest if there are several files."""
         if len(self.items) > 1:
             raise InvalidRequest(
                 f"the form has {len(self.items)} files; send one of CSV, a line for each row"
@@ -126,16 +128,16 @@ def _parse_fields(data: bytes) -> dict[str, str]:
 
 
 def named_in_form(data: bytes) -> Target:
-    """Return the model that a body names if it is a URL-encoded form. Raise InvalidRequest if the
-    form names two different models."""
+    """Return the model and the version that a body names if it is a URL-encoded form, or else an
+    empty Target. Raise InvalidRequest if the form names two different models."""
     fields = _parse_fields(data) if FIRST_KEY.match(data) else {}
     return Target.within("the form", fields)
 
 
 def read_form(data: bytes, boundary: str) -> TextOrForm:
     """Parse a multipart form, whose parts are separated by `boundary`. Each file is an instance. A
-    field names the model, is a parameter, or is a key of an instance. Raise a ServingError if the
-    form is invalid or takes too much memory."""
+    field names the model or its version, is a parameter, or is a key of an instance. Raise a
+    ServingError if the form is invalid or takes too much memory."""
     reserve(FILES * len(data), "the form")
     _check_headers(data, boundary)
     parser = MultiPartParser(

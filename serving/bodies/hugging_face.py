@@ -21,9 +21,10 @@ from serving.request import Request
 @dataclass(frozen=True)
 class PipelineFormat:
     """Describes the format in which a pipeline of Hugging Face answers. `key` selects a field of
-    our prediction. `fields` maps the pipeline's names for the parts of that field to ours. If
-    `is_single` is true, a list with only one entry is replaced by the entry. If `is_listed` is
-    true, the reply to a single instance is a list too."""
+    our prediction, which may be a list of objects. `fields` maps the keys that these objects have
+    in the pipeline's answer to the keys that they have in ours; without `fields`, the value is not
+    changed. If `is_single` is true, a list with only one entry is replaced by the entry. If
+    `is_listed` is true, the reply to a single instance is a list too."""
 
     key: str
     fields: Mapping[str, str] = field(default_factory=dict)

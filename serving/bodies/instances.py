@@ -64,8 +64,9 @@ PAUSE = 0.02  # seconds between two attempts to reserve memory
 @dataclass(frozen=True)
 class Instances:
     """Instances as the caller sent them. If `as_result` is true, the reply has the format
-    {"modelname", "result"}. If the body is raw, `media_type` is its media type. If the instances
-    are in JSON or a form, `named` is the model that the JSON or the form names."""
+    {"modelname", "result"}. If the instances are raw bytes, `media_type` is the media type that the
+    client must accept. If the instances are in JSON or a form, `named` is the model that the JSON
+    or the form names."""
 
     items: list[Item]
     parameters: Mapping[str, Any] = field(default_factory=dict)
@@ -138,9 +139,10 @@ class Predictions:
 
 
 def items_of(value: Any, field: str, part: str = "") -> list[Item]:
-    """Return an Item for each instance in a JSON value. A value that is not a list is one instance.
-    If `part` is given, a string becomes an object with this key, as the codec expects. Raise
-    InvalidRequest, PayloadTooLarge or Overloaded."""
+    """Return an Item for each instance in `value`, the JSON value of the body's `field`. A value
+    that is not a list is one instance. If `part` is given, a string becomes an object with this
+    key, as the codec expects. Raise InvalidRequest for an empty list, and PayloadTooLarge for too
+    many instances."""
     values = value if isinstance(value, list) else [value]
     if not values:
         raise InvalidRequest(f"the body, '{field}' is an empty list; send one instance or more")
@@ -206,7 +208,7 @@ class InstancesJob(Job):
         as fit into one call and into memory. If the request already `holds_memory` of another
         batch, do not wait for more memory, because requests could then wait for each other forever.
 
-        Raise a ServingError. Then all memory that this method reserved has been given back.
+        Raise a ServingError. In that case, this method has given back all memory that it reserved.
         """
         most = 1 if self.sequence else self.client.model.max_batch_size or 1
         most = min(most, self._most_rows())
@@ -214,7 +216,7 @@ class InstancesJob(Job):
         try:
             with collected() as for_opening, self.request.timings.stage("decode"):
                 items = self.items[first : first + most]
-                # an image is drawn on at full size
+                # if the result is to be drawn on an image, decode the image at full size
                 opened = self.request.decoder.open(
                     self.client, first, items, full_size=bool(self.picture)
                 )
@@ -225,7 +227,8 @@ class InstancesJob(Job):
             instances, tensors = self._preprocessed(opened, most)
             kept, size = self._sizes(memory, tensors)
             # Memory for images was reserved before decoding. For other instances, the size is known
-            # only now. Do not wait for it if the client keeps objects, which take memory meanwhile.
+            # only now. If the client keeps objects, do not wait for memory, because the objects
+            # would hold memory while this request waits.
             if are_images:
                 reserved.shrink(size)
                 reserved.grow(size, "a batch of its instances")
@@ -317,8 +320,8 @@ class InstancesJob(Job):
 
     @contextmanager
     def _client_step(self, step: str) -> Iterator[None]:
-        """Measure the time that the client takes for a step. If the client raises an exception that
-        is not meant for callers, raise InferenceFailed instead."""
+        """Measure the time that the client takes for a step. If the client raises anything but a
+        ServingError or TooManyRows, which are expected, raise InferenceFailed instead."""
         with self.request.timings.stage(step):
             try:
                 yield
@@ -373,8 +376,9 @@ class InstancesJob(Job):
         return replace(reply, headers={TRUNCATED: str(self.truncated)})
 
     def _reply(self, results: Iterator[Predictions]) -> Reply:
-        """Return the reply. Write it batch by batch, because the Python objects of all predictions
-        would take several times as much memory as the text."""
+        """Return the reply: an image, npy, CSV or JSON. Write CSV and JSON batch by batch, because
+        the Python objects of all predictions would take several times as much memory as the
+        text."""
         if self.picture:
             return self._drawing(results)
         if self.accept == NPY_TYPE:
@@ -448,10 +452,10 @@ def total(tensors: Tensors, name: str) -> int:
 def client_parameters(
     client: ModelClient, request: Request, parameters: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the values of the client's parameters. `parameters`, which are those in the body,
-    override those in the query string, and these override those in Custom-Attributes. Attributes
-    that are not parameters are ignored. Raise InvalidRequest if another name or a value is wrong.
-    """
+    """Return the values of all of the client's parameters. A value in `parameters`, which come from
+    the body, overrides one in the query string, and that overrides one in Custom-Attributes.
+    Attributes that are not parameters are ignored. Raise InvalidRequest if a value is wrong, or if
+    the body or the query string has an unknown parameter."""
     names = {parameter.name for parameter in client.parameters}
     values = {name: value for name, value in request.attributes.items() if name in names}
     values |= {**request.parameters, **parameters}
@@ -461,8 +465,8 @@ def client_parameters(
 
 def predictions_document(served: ServedModel, items: bytes, version: str, as_result: bool) -> bytes:
     """Return the JSON of the reply. `items` is the JSON that `json_items` returned. If `as_result`
-    is true, it has only one prediction. It is not passed through orjson, which would copy it
-    twice."""
+    is true, `items` has only one prediction, and the reply is {"modelname", "result"}. `items` is
+    not passed through orjson, which would copy it twice."""
     if as_result:
         about = orjson.dumps({"modelname": served.public_name})
         return b"".join((about[:-1], b',"result":', items, b"}"))
@@ -518,7 +522,7 @@ def _kept_objects(client: ModelClient, tensors: Tensors) -> int:
 
 def check_media_type(client: ModelClient, kind: str) -> None:
     """Raise UnsupportedMediaType if `kind`, the media type of a raw body, is not one that the
-    model's client accepts."""
+    model's client accepts. Every client accepts those in UNDECLARED."""
     allowed = client.codec.media_types
     family = kind.partition("/")[0] + "/*"
     if kind in UNDECLARED or kind in allowed or family in allowed:

@@ -353,14 +353,14 @@ def raw_input(model: Model, data: bytes | memoryview) -> Tensor:
 
 def filled(shape: Sequence[int], count: int) -> tuple[int, ...] | None:
     """Return the shape with its -1, if it has one, replaced so that a tensor of this shape has
-    `count` elements. Return None if that is impossible."""
+    `count` elements. Return None if that is impossible, or if the shape has several -1."""
     fixed = math.prod(size for size in shape if size != -1)
     is_divisible = fixed > 0 and count % fixed == 0
     if not is_divisible or shape.count(-1) > 1:
         return None
     missing = count // fixed
     full = tuple(missing if size == -1 else size for size in shape)
-    # without -1 in the shape, the sizes may still make fewer elements
+    # without -1, the shape may have fewer elements: `count` may be a multiple of their number
     return full if math.prod(full) == count else None
 
 
@@ -415,7 +415,8 @@ def classified(
 def _best(scores: Array, count: int) -> Array:
     """Return the indices of the `count` highest scores in each row, the highest score first. Equal
     scores are ordered by index."""
-    # sort the mirrored rows, so that the stable sort puts equal scores in descending order of index
+    # Sort the mirrored rows, so that the stable sort puts equal scores in descending order of
+    # index. Reversing the result then puts them in ascending order.
     ascending = np.argsort(scores[:, ::-1], axis=1, kind="stable")
     best = ascending[:, ::-1][:, :count]
     last = scores.shape[1] - 1

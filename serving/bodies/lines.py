@@ -1,8 +1,8 @@
-"""Answers JSON lines, or rows of CSV, with one line of JSON each, in the same order, as SageMaker's
-batch transform expects.
+"""Answers JSON lines, or rows of CSV or LibSVM, with one line of JSON each, in the same order, as
+SageMaker's batch transform expects.
 
-Each line is parsed to a Record. Consecutive records that can share a job are grouped, and answered
-together.
+Each line or row becomes a Record. Consecutive records that can share a job are grouped, and
+answered together.
 
 A wrong line is answered with {"error", "code"} instead of a prediction; the other lines are
 answered normally. An error with a status of 503 or above makes the whole body fail, so that the
@@ -51,16 +51,16 @@ log = logging.getLogger(__name__)
 LINES_TYPES = (JSON_LINES, "application/x-jsonlines", "application/x-ndjson")
 # How many batches fill a group. With several, one can be prepared while Triton works on another.
 BATCHES = 4
-# How many bytes of memory the values of a group's lines take when it is full. Smaller groups leave
-# memory for other callers.
+# A group is also full when the values of its lines take this many bytes of memory. Smaller groups
+# leave memory for other callers.
 MOST_GROUP = 2**24
 
 
 @dataclass(frozen=True)
 class Record:
-    """A parsed line. `body` is what the line contains, or the error if it is wrong. `reserved` is
-    the memory that the line's values take. If `is_bare` is true, the line is answered with its
-    prediction alone."""
+    """A parsed line or row. `body` is the body that the line represents, or the error if the line
+    is wrong. `reserved` is the memory that the line's values take. If `is_bare` is true, the line
+    is answered with its prediction alone."""
 
     body: Shape | ServingError
     is_bare: bool = False
@@ -104,8 +104,9 @@ class JsonLines:
         return LinesJob(served, request, records)
 
     def _read(self, line: bytes, served: ServedModel, target: Target) -> Record:
-        """Parse a line, holding TURN, so that this worker parses only one line at a time. If
-        the line is invalid, return a Record that contains the error."""
+        """Parse a line, holding TURN, so that this worker parses only one line at a time. If the
+        line is invalid, return a Record that contains the error. Raise an error that must make the
+        whole body fail."""
         with collected() as reserved, TURN:
             record = self._record(line, served, target)
         return replace(record, reserved=reserved)
@@ -157,8 +158,8 @@ def _check_target(named: Target, served: ServedModel, target: Target) -> None:
 
 class LinesJob(Job):
     """Answers a body of lines, one group after another. Lines are never streamed, and the header
-    Accept is ignored. `version` is the version of the model that answered last or, before that, the
-    version that the request names."""
+    Accept is ignored. `version` is the model version that answered the last group or, before the
+    first answer, the version that the request names."""
 
     def __init__(self, served: ServedModel, request: Request, records: Iterator[Record]) -> None:
         """Raise InvalidRequest if a parameter is wrong, or if the lines belong to a session."""
@@ -175,7 +176,8 @@ class LinesJob(Job):
     def answer(self, gateway: TritonGateway) -> Reply:
         """Return the reply with all lines. Raise InvalidRequest if there is no line,
         PayloadTooLarge if the reply would be too large, TritonTimeout if the request has no time
-        left, BackendDied, and any ServingError with a status of 503 or above."""
+        left, BackendDied, any ServingError with a status of 503 or above, and what the iterator of
+        the records raises."""
         # write into a buffer instead of a list, because orjson allocates 4 kB for each small result
         written = io.BytesIO()
         answer = reserve(0, "the answer")
@@ -206,7 +208,8 @@ class LinesJob(Job):
 
     def _answer_group(self, gateway: TritonGateway, records: list[Record]) -> list[bytes]:
         """Return one line for each record of a group. If the group fails, answer each half of it
-        separately, until each wrong record is alone."""
+        separately, until each wrong record is alone. Raise an error that must make the whole body
+        fail."""
         check_time()
         try:
             with collected() as reserved:
@@ -240,7 +243,7 @@ class LinesJob(Job):
 
     def _predict(self, gateway: TritonGateway, records: list[Record]) -> list[bytes]:
         """Answer records that contain instances as one job, and return their lines. `can_join` has
-        made sure that all of them do, and that their parameters are equal."""
+        ensured that all records contain instances, and that their parameters are equal."""
         bodies = [record.body for record in records if isinstance(record.body, Instances)]
         items = list(chain.from_iterable(body.items for body in bodies))
         job = InstancesJob(self.served, self.request, Instances(items, bodies[0].parameters))

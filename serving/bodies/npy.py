@@ -41,7 +41,8 @@ class NpyBody(TensorBody):
 def read_npy(data: bytes) -> Array:
     """Return the array in an npy file, without copying its data. Check that the header fits the
     length of the data, because NumPy would allocate as much memory as the header claims. Raise
-    DecodingError if it does not, or if the file is not an npy file of numbers or strings."""
+    DecodingError if it does not, if the array has no elements, or if the file is not an npy file of
+    booleans, numbers or strings."""
     file = io.BytesIO(data)
     try:
         version = npy.read_magic(file)
@@ -78,7 +79,7 @@ def read_npy(data: bytes) -> Array:
 
 def _fills(shape: tuple[int, ...], itemsize: int, size: int) -> bool:
     """Return whether an array of this shape, whose elements take `itemsize` bytes each, takes
-    exactly `size` bytes."""
+    exactly `size` bytes and has at most MOST_DIMENSIONS dimensions."""
     if len(shape) > MOST_DIMENSIONS or not itemsize:
         return False
     # check each length, because the product of two negative ones is positive

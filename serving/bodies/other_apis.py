@@ -81,7 +81,7 @@ class ApiBody(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class ApiJob(InstancesJob):
-    """Makes predictions, and answers them in the format of another API. `tokens` counts the tokens
+    """Makes predictions, and returns them in the format of another API. `tokens` counts the tokens
     that the model has read. Similarity keeps the vector of its source sentence in `source`."""
 
     source: Any = None

@@ -43,9 +43,10 @@ def unpacked(body: bytes, encoding: str, limit: int) -> bytes:
 
 
 def _inflate_member(packed: memoryview, content: io.BytesIO, limit: int) -> int:
-    """Decompress the first gzip member of `packed`, append the result to `content`, and return the
-    member's compressed length. Pass the data to zlib in pieces, because zlib copies the data that
-    follows the member. Raise PayloadTooLarge if `content` gets longer than `limit` bytes."""
+    """Decompress the first gzip member of `packed`, or its zlib data, append the result to
+    `content`, and return the compressed length. Pass the data to zlib in pieces, because zlib
+    copies the data that follows the member. Raise PayloadTooLarge if `content` gets longer than
+    `limit` bytes, and zlib.error if the data is truncated or damaged."""
     member = zlib.decompressobj(DETECT)
     end = 0
     while not member.eof:

@@ -64,8 +64,9 @@ def media_type(content_type: str) -> tuple[str, Mapping[str, str]]:
 
 
 def read_body(content_type: str, data: bytes, generates: bool = False, stream: str = "") -> Body:
-    """Parse a body of any kind. FlatBody explains `generates` and `stream`. Raise a ServingError if
-    the body is invalid or takes too much memory."""
+    """Determine the kind of a body, and return it as an object of that kind. Some kinds are parsed
+    later, by their method `bind`. FlatBody explains `generates` and `stream`. Raise a ServingError
+    if the body is found to be invalid or takes too much memory."""
     kind, params = media_type(content_type)
     if kind != BINARY_TYPE and BINARY_TYPE in content_type.lower():
         raise InvalidRequest(f"Content-Type must begin with '{BINARY_TYPE}', got '{content_type}'")
@@ -102,8 +103,8 @@ def read_body(content_type: str, data: bytes, generates: bool = False, stream: s
 
 
 def _read_json(data: bytes, generates: bool, stream: str) -> Body:
-    """Parse a body that was sent as JSON. Raise a ServingError if it is invalid or takes too much
-    memory."""
+    """Parse a body that was declared as JSON. Raise a ServingError if it is invalid or takes too
+    much memory."""
     for magic, image in IMAGES.items():
         if data.startswith(magic):
             raise InvalidRequest(

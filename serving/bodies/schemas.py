@@ -59,7 +59,7 @@ class Named(Struct, kw_only=True):
 
 
 class ForClient(Named, kw_only=True, forbid_unknown_fields=True):
-    """A body for a model with a client. (Inputs may also be for a model without one.)"""
+    """A body for a model with a client. (`Inputs` may also be for a model without one.)"""
 
     parameters: JsonObject | None = None
 
@@ -236,7 +236,7 @@ def _explained(error: msgspec.ValidationError, shape: Any, subject: str) -> str:
     if unknown_field:
         part = location.partition("[")[0]
         part_type = get_type_hints(shape).get(part, shape)
-        struct = next(iter(get_args(part_type)), part_type)  # of a list, the type of its items
+        struct = next(iter(get_args(part_type)), part_type)  # if it is a list, its items' type
         problem = unknown("key", unknown_field[1], struct.__struct_fields__)
         if issubclass(shape, ForClient):
             problem += " (put a model's parameters into 'parameters')"

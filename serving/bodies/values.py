@@ -63,14 +63,14 @@ def flat_array(datatype: str, data: Any) -> Array:
     return numbers
 
 
-# The 8-byte type to which simdjson copies numbers, keyed by the kind of the dtype that they get
-# afterwards.
+# The 8-byte type to which simdjson copies numbers before they are converted to a dtype, keyed by
+# the kind of that dtype.
 COPIES: dict[str, Literal["d", "i", "u"]] = {"f": "d", "i": "i", "u": "u"}
 
 
 def _copied(data: simdjson.Array, dtype: np.dtype[Any]) -> Array | None:
     """Convert the numbers in a simdjson array, nested or flat, to a flat NumPy array. Return None
-    if the dtype is not one of numbers, or if a value in the array does not fit it."""
+    if the dtype is not numeric, or if a value in the simdjson array does not fit the dtype."""
     if dtype.kind not in COPIES:
         return None
     try:
@@ -81,8 +81,8 @@ def _copied(data: simdjson.Array, dtype: np.dtype[Any]) -> Array | None:
 
 
 def fitted(numbers: Array, dtype: np.dtype[Any]) -> Array | None:
-    """Convert the numbers to the dtype. Return None if one of them does not fit. Infinity and NaN
-    fit any float."""
+    """Convert an array to the dtype. Return None if one of its numbers does not fit. Infinity and
+    NaN fit any float type."""
     try:
         with np.errstate(over="raise"):
             cast = numbers.astype(dtype, copy=False)
@@ -122,7 +122,8 @@ def out_of_range(datatype: str, dtype: np.dtype[Any]) -> str:
 def _flat(values: list[Any]) -> tuple[list[Any], set[type]]:
     """Flatten nested lists. Return the values that are not lists, and the types of these values.
     While all values are lists, each pass removes one level of nesting, which is fast. If only some
-    of them are lists, they are flattened recursively."""
+    of them are lists, they are flattened recursively. Raise InvalidRequest if the lists are nested
+    more than MOST_DIMENSIONS deep."""
     for depth in range(MOST_DIMENSIONS):
         types = types_of(values)
         if list not in types:
@@ -163,7 +164,7 @@ def _add_leaves(values: list[Any], depth: int, leaves: list[Any]) -> None:
             leaves.append(value)
 
 
-# The number of characters of the longest number of each datatype in JSON, including a comma.
+# The number of characters of the longest value of each datatype in JSON, including a comma.
 WIDTHS = {
     "BOOL": 6,
     "INT8": 5,
@@ -182,7 +183,8 @@ WIDTHS = {
 
 
 def reserve_json(tensors: Sequence[Tensor], budget: Budget) -> Reservation:
-    """Reserve the memory for writing the tensors as JSON. Raise PayloadTooLarge or Overloaded."""
+    """Reserve the memory for writing the tensors as JSON. Raise PayloadTooLarge if the JSON would
+    be longer than `budget` allows or take too much memory."""
     budget.check_output(sum(map(_json_length, tensors)))
     return reserve(sum(map(_json_memory, tensors)), "the JSON of the answer")
 
@@ -196,8 +198,8 @@ def _json_memory(tensor: Tensor) -> int:
 
 
 def _json_length(tensor: Tensor) -> int:
-    """Return how many bytes a tensor's elements take in JSON. For numbers this is the maximum.
-    Strings may take more, because escapes are not counted."""
+    """Estimate how many bytes a tensor's elements take in JSON. Numbers and booleans take at most
+    this many. Strings may take more, because escapes are not counted."""
     if tensor.datatype in WIDTHS:
         return WIDTHS[tensor.datatype] * math.prod(tensor.shape)
     return len(tensor.data)
@@ -219,10 +221,10 @@ def json_values(tensor: Tensor) -> Any:
 
 
 def write_items(text: io.BytesIO, values: Any) -> None:
-    """Write the JSON of a flat array or a list of strings, without its brackets. Write it in
-    pieces, because orjson holds the GIL while it writes, and takes 0.3 s for 12 million numbers. If
-    there are many values, only one request of a worker writes a piece at a time. Raise TooLate if
-    the request has no time left."""
+    """Write `values`, a flat array or a list of strings, to `text` as JSON without brackets. Write
+    in pieces, because orjson holds the GIL while it writes, for 0.3 s if it gets 12 million numbers
+    at once. If there are many values, only one thread of a worker writes a piece at a time. Raise
+    TooLate if the request has no time left."""
     for start in range(0, len(values), AT_ONCE):
         check_time()
         portion = values[start : start + AT_ONCE]
@@ -244,17 +246,17 @@ def check_shape(shape: Sequence[int], length: int) -> tuple[int, ...]:
     return tuple(shape)
 
 
-# The parameters of a request that Triton itself defines, besides those of sequences. TRITON_NUMBERS
-# maps those that are numbers to their maximum values; `timeout` is in microseconds, and `priority`
-# is a level. The only other one is TRITON_FLAG. Triton reserves names with TRITON_PREFIX.
+# The request parameters that Triton itself defines, besides SEQUENCE_PARAMETERS: TRITON_NUMBERS
+# maps numeric parameters to their maximum values (`timeout` is in microseconds, `priority` is a
+# level), and TRITON_FLAG is a boolean. Triton reserves all names that begin with TRITON_PREFIX.
 TRITON_NUMBERS = {"timeout": 10**15, "priority": 2**63 - 1}
 TRITON_PREFIX = "triton_"
 TRITON_FLAG = "triton_enable_empty_final_response"
 
 
 def request_parameters(job: Job, parameters: Mapping[str, Any]) -> Parameters:
-    """Check a request's parameters. Return those to send to Triton, including those of the job's
-    session. If the model has no sequences, leave out the parameters of sequences. Raise
+    """Check a request's parameters, and return the parameters to send to Triton. Add the parameters
+    of the job's session. If the model has no sequences, leave out SEQUENCE_PARAMETERS. Raise
     InvalidRequest if a parameter is invalid, and PayloadTooLarge if there are too many."""
     check_count(len(parameters), MOST_NAMED, "parameters")
     sequencing = job.served.sequencing

@@ -59,8 +59,9 @@ def joined(arrays: Sequence[Array]) -> Array:
 
 def tensor_reply(served: ServedModel, result: InferReply, kind: str, budget: Budget) -> Reply:
     """Return a reply with the outputs as CSV or as an npy file, depending on the media type `kind`.
-    Raise NotAcceptable if the outputs do not fit into that format, and PayloadTooLarge or
-    Overloaded if they take too much memory."""
+    An npy file holds one array: the only output or, if there are several, the client's main output.
+    Raise NotAcceptable if the outputs do not fit into the format, and PayloadTooLarge or Overloaded
+    if they take too much memory."""
     if kind == CSV:
         return Reply(_tensors_as_csv(result.outputs, budget), CSV, result.version)
     outputs = result.outputs
@@ -111,7 +112,7 @@ def _tensors_as_csv(tensors: Sequence[Tensor], budget: Budget) -> bytes:
 
 
 def _count(tensor: Tensor) -> int:
-    """Return the number of rows of a tensor."""
+    """Return the number of rows of a tensor, which is 1 for a tensor without dimensions."""
     return tensor.shape[0] if tensor.shape else 1
 
 

@@ -15,7 +15,7 @@ from serving.headers import LIBSVM
 from serving.request_memory import BASE64, CELLS, reserve, text_memory
 
 FORM = "multipart/form-data"
-# converts the URL-safe alphabet to the standard one, and removes white space
+# converts base64's URL-safe alphabet to the standard one, and removes white space
 _TO_STANDARD = str.maketrans("-_", "+/", " \t\r\n\v\f")
 csv.field_size_limit(2**31 - 1)  # cells are limited only by the size of the body
 
@@ -37,10 +37,10 @@ class Codec(ABC):
     An instance is first opened, which shows how large it is, and then loaded. For an image, opening
     is quick, and loading takes time and memory. Other instances are decoded when they are opened.
 
-    `name` is the kind of instance; Decoder limits each kind separately. `media_types` are those of
-    raw bytes. `expected` says in error messages what JSON to send. `keys` are all the fields of an
-    object that are read (None if any fields are allowed). If an instance in JSON must be an object,
-    `part` is the field that contains its data.
+    `name` is the kind of instance; Decoder limits each kind separately. `media_types` are the ones
+    that a body of raw bytes may have. `expected` says in error messages what JSON to send. `keys`
+    are all the fields of an object that are read (None if any fields are allowed). If an instance
+    in JSON must be an object, `part` is the field that contains its data.
     """
 
     name: str

@@ -19,7 +19,7 @@ WEBP_PIXEL = 16
 # The progressive JPEGs that libjpeg writes have 10.
 SCANS = 16
 START_OF_SCAN = b"\xff\xda"
-SCAN_COMPONENTS = 4  # where a scan has its number of components, in bytes from START_OF_SCAN
+SCAN_COMPONENTS = 4  # the offset of a scan's number of components, in bytes from START_OF_SCAN
 # Formats that may have several frames. MPO is missing, because its second frame is only a preview.
 ANIMATED = {"GIF", "PNG", "WEBP", "TIFF"}
 # pixels to convert at a time; each takes up to 16 bytes during the conversion
@@ -127,8 +127,9 @@ def _pixels_at_once(image: Image.Image, tags: TiffImagePlugin.ImageFileDirectory
 
 
 def is_in_one_scan(image: Image.Image, data: bytes) -> bool:
-    """Return whether the only scan of a JPEG contains all components of its pixels. Decoding such a
-    JPEG takes much less memory. `data` is the file, which must have exactly one scan."""
+    """Return whether the only scan of a JPEG contains all components of its pixels, and the JPEG is
+    not progressive. Decoding such a JPEG takes much less memory. `data` is the file, which must
+    have exactly one scan."""
     at = data.find(START_OF_SCAN) + SCAN_COMPONENTS
     components_of_scan = data[at : at + 1]
     components_of_image = bytes([getattr(image, "layers", 0)])
@@ -141,9 +142,9 @@ def _check_tags(data: bytes, tags: TiffImagePlugin.ImageFileDirectory_v2) -> Non
     after an invalid one. Only the first directory of the TIFF `data` is read, because a TIFF with
     several is refused."""
     order = "<" if data.startswith(b"II") else ">"
-    offset_format = "4xL"  # of the offset of the directory in the file
-    count_format = "H"  # of the number of entries in the directory
-    entry_format = "HHL4x"  # of a tag, the type of its values, and how many there are
+    offset_format = "4xL"  # skips the file's signature, and reads the directory's offset
+    count_format = "H"  # reads the number of entries in the directory
+    entry_format = "HHL4x"  # reads a tag, the type of its values and their number; skips the values
     if BIG_TIFF in data[2:4]:
         offset_format = "8xQ"
         count_format = "Q"
@@ -169,9 +170,9 @@ def _check_tags(data: bytes, tags: TiffImagePlugin.ImageFileDirectory_v2) -> Non
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
-    """Convert an image of any mode to RGB. Blend transparent pixels with white, and reduce 16-bit
-    gray to 8 bits. Raise DecodingError for floats and for signed or 32-bit integers, because no
-    value of these types is defined as white."""
+    """Convert an image to RGB. Blend transparent pixels with white, and reduce 16-bit gray to 8
+    bits. Raise DecodingError for the modes of floats and of signed or 32-bit integers, because
+    these do not define which value is white."""
     if image.mode in ("I", "F"):
         raise DecodingError(
             f"the {image.format} image has pixels of 32 bits, signed ones or floats (Pillow's mode "

@@ -37,13 +37,15 @@ BYTES_PER_PIXEL = 2 * PIXEL
 # tens of parts, each of which Pillow reads in microseconds.
 HEADER_READS = 800
 HEADER_BYTES = 8 * 2**20  # how many bytes Pillow may read while it opens the header
-# The smallest average size of the reads after the header. The blocks of a GIF have up to 256 bytes,
-# and the chunks of a PNG have thousands.
+# The smallest allowed average size, in bytes, of the reads after the header. The blocks of a GIF
+# have up to 256 bytes, and the chunks of a PNG have thousands.
 BYTES_PER_READ = 32
 # A JPEG is decoded at a reduced size only if its sides shrink by at least this factor, because
 # libjpeg takes longer to decode at 7/8 of the size (a factor of 1.14) than at full size.
 MIN_FACTOR = 1.3
-SENT = "size as sent"  # the key in an image's `info`; `rgb` overwrites a file's own entry
+# The key in an image's `info` for its size before it was reduced. If the file itself has such an
+# entry, `rgb` overwrites it.
+SENT = "size as sent"
 TRANSPOSED = (5, 6, 7, 8)  # the EXIF orientations that swap width and height
 
 Image.MAX_IMAGE_PIXELS = None  # Header limits pixels and memory instead
