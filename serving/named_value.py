@@ -51,7 +51,7 @@ def whole_number(text: str) -> int | None:
 
 
 class Names(tuple[str, ...]):
-    """The type of a NamedValue that lists strings."""
+    """A list of strings, as the value of a NamedValue. Its type tells it from a list of numbers."""
 
     __slots__ = ()
 

@@ -26,7 +26,7 @@ INDEX = "/v2/repository/index"
 
 
 def kserve_routes(infer: Callable[[Callable[[Incoming], Body], Target], Response]) -> Blueprint:
-    """Return a blueprint with the routes. `infer` answers each request (predictor.py)."""
+    """Return a blueprint with the routes. `infer` answers calls to a model (predictor.py)."""
     routes = Blueprint("kserve", __name__)
 
     def tensors(name: str, version: str | None = None) -> Response:
@@ -69,7 +69,7 @@ def ready() -> Response:
 
 
 def model_ready(name: str, version: str | None = None) -> Response:
-    """Return {"name", "ready": true} if the model can be called, else the reason why not."""
+    """Return {"name", "ready": true} if the model is ready, else the reason why it is not."""
     services().monitoring.check_model(name, version)
     return json_reply({"name": name, "ready": True})
 

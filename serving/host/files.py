@@ -42,7 +42,8 @@ class ProcessStatus:
 
 
 def write_status(file: Path, stage: str, processes: Mapping[str, ProcessStatus]) -> None:
-    """Write the status of the processes. Raise OSError if the file cannot be written."""
+    """Write the server's `stage`, and the status of its processes, keyed by name. Raise OSError if
+    the file cannot be written."""
     status = {
         "stage": stage,
         "processes": {name: asdict(process) for name, process in processes.items()},

@@ -192,7 +192,7 @@ class Connection:
         ]
 
     def config(self, model: str) -> Any:
-        """Return the model's configuration, a ModelConfig, after Triton has completed it."""
+        """Return the model's configuration, a ModelConfig, as Triton has completed it."""
         request = service_pb2.ModelConfigRequest(name=model)
         return self._ask("ModelConfig", request, 2 * PROBE_SECONDS).config
 

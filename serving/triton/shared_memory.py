@@ -139,7 +139,8 @@ class SharedMemory:
         return None
 
     def _reuse(self, size: int) -> Region | None:
-        """Lend the smallest free region that is large enough. Return None if there is none."""
+        """Lend the smallest free region that is large enough. Return None if there is none. Raise
+        OSError as `_reserve_pages` does."""
         with self._lock:
             fitting = [region for region in self._regions if region.is_free and region.size >= size]
             if not fitting:
