@@ -103,7 +103,8 @@ class Budget:
 
 
 def check_count(count: int, most: int, unit: str, remedy: str = "send fewer at a time") -> None:
-    """Raise PayloadTooLarge if `count` is greater than `most`."""
+    """Raise PayloadTooLarge if `count` is greater than `most`. In its message, `unit` names the
+    things that are counted, and `remedy` says what to do."""
     if count > most:
         raise PayloadTooLarge(f"{count} {unit}, and at most {most} can be in one request: {remedy}")
 

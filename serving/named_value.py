@@ -198,7 +198,8 @@ def _split(value: Any) -> list[Any]:
 
 
 _NUMBER = int | float | None
-# Maps a NamedValue's fields to their types.
+# Maps the fields of a NamedValue, in their order, to their types. The optional fields `parser` and
+# `form` are not checked.
 _FIELD_TYPES: dict[str, Any] = {
     "name": str,
     "default": bool | int | float | str | Path | tuple,

@@ -38,11 +38,11 @@ def kserve_routes(infer: Callable[[Callable[[Incoming], Body], Target], Response
         return infer(_read_tensor_body, Target(PATH, name, version))
 
     def generate(name: str, version: str | None = None) -> Response:
-        """Answer a flat JSON object with exactly one response."""
+        """Return exactly one response to a flat JSON object."""
         return infer(_read_flat, Target(PATH, name, version))
 
     def generate_stream(name: str, version: str | None = None) -> Response:
-        """Answer a flat JSON object with any number of responses."""
+        """Return a stream of any number of responses to a flat JSON object."""
         return infer(partial(_read_flat, stream=EVENT_STREAM), Target(PATH, name, version))
 
     routes.add_url_rule("/v2/health/live", view_func=live, methods=["GET"])

@@ -11,8 +11,8 @@ from pathlib import Path
 
 
 def replace_file(file: Path, data: bytes, mode: int = 0o666) -> None:
-    """Write the file atomically, so that a reader sees either the old or the new content. The umask
-    applies to `mode`. Raise OSError if the file cannot be written."""
+    """Replace the file's content with `data` atomically, so that a reader sees either the old or
+    the new content. The umask applies to `mode`. Raise OSError if the file cannot be written."""
     temporary = file.with_name(f".{file.name}.{os.getpid()}-{threading.get_ident()}")
     try:
         temporary.touch(mode, exist_ok=True)

@@ -65,7 +65,8 @@ def describe_exit(code: int, meaning: str = "") -> str:
 
 
 def last_line(output: str) -> str:
-    """Return the last line of a program's output, which usually says why the program ended."""
+    """Return the last line of a program's output, which usually says why the program ended. Return
+    "it says nothing" if there is no output."""
     lines = output.strip().splitlines()
     return lines[-1] if lines else "it says nothing"
 

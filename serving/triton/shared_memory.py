@@ -3,7 +3,7 @@
 Such a file is called a region. It is registered with Triton before its first use, reused for many
 calls, and never unregistered (quirks.py). These methods change the state of a region:
 
-    free           --write---------> lent
+    new or free    --write---------> lent
     lent           --give_back-----> free       Triton has answered, or the call was never sent
     lent           --mark_waiting--> waiting    the caller gave up, and Triton may still read it
     waiting        --give_back-----> free       Triton has answered
