@@ -111,7 +111,7 @@ def infer(read: Callable[[Incoming], Body], route: Target) -> Response:
     def finish() -> None:
         """Leave the slot, and count the request. Remove the account and the time limits of this
         thread, because not every request sets its own: one to /examples, for example, does not. If
-        the reply is sent in pieces, this is called after the last one."""
+        the reply is sent in pieces, this is called after the last piece."""
         open_account(None)
         allow_any_time()
         if source.slot:
@@ -139,7 +139,8 @@ def _answer(source: Incoming, read: Callable[[Incoming], Body], route: Target) -
     body = read(source)
     request = read_request(source, body, route)
     target = request.target
-    # if no model is named, the body of another API is for the only model with one of its tasks
+    # If no model is named, the body of another API goes to the only model with one of the tasks of
+    # the API. If there is not exactly one such model, the usual default applies.
     tasks = body.tasks if isinstance(body, ApiBody) else ()
     loading = source.timings.stage("load")
     with app.registry.use(source.slot.keep, loading, target.name, target.version, tasks) as served:

@@ -1,5 +1,5 @@
 """Limits how much data, memory and time one request may use. Limits on data and memory are checked
-before the work that needs them, and limits on time during the work.
+before the work begins, and limits on time during the work.
 
 Limits that no setting changes are far above what callers usually send. docs/security.md has a table
 of all limits.
@@ -103,14 +103,15 @@ class Budget:
 
 
 def check_count(count: int, most: int, unit: str, remedy: str = "send fewer at a time") -> None:
-    """Raise PayloadTooLarge if `count` is greater than `most`."""
+    """Raise PayloadTooLarge if `count` is greater than `most`. In its message, `unit` names the
+    things that are counted, and `remedy` says what to do."""
     if count > most:
         raise PayloadTooLarge(f"{count} {unit}, and at most {most} can be in one request: {remedy}")
 
 
 def read_json(data: bytes) -> Any:
     """Parse a JSON text. Raise ValueError if it is invalid. Raise PayloadTooLarge or Overloaded,
-    without parsing it, if it would take too much memory."""
+    without parsing it, if it has too many parts or would take too much memory."""
     try:
         with json_turn(data):
             return msgspec.json.decode(data)

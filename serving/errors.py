@@ -156,7 +156,8 @@ class ServingError(Exception):
         cls.code = code
         cls.status = CODES[code].status
         cls.retry_after = CODES[code].retry_after
-        KINDS.setdefault(code, cls)  # a model's own client.py may define a class for a known code
+        # keep the class in this module if a model's own client.py defines another for its code
+        KINDS.setdefault(code, cls)
 
     def __str__(self) -> str:
         return self.text.format(*self.args)

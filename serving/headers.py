@@ -1,4 +1,4 @@
-"""Defines the names of headers and media types, and reads the media type that the Accept header
+"""Defines the names of headers and media types, and determines which media type the Accept header
 prefers."""
 
 import re

@@ -33,9 +33,10 @@ from serving.triton.tensors import InferReply, InferRequest, Parameters, Tensor
 
 @dataclass(frozen=True)
 class Step:
-    """One call to Triton within a job. If the step `is_partial`, its reply is kept. The next step
+    """One call to Triton within a job. If the step `is_partial`, Run keeps its reply. The next step
     that is not partial is finished with all kept replies and its own. `batch` is the job's own data
-    for the step, including its reserved memory. It is kept until the step is finished."""
+    for the step, including the memory that is reserved for it. It is kept until the step is
+    finished."""
 
     inputs: Sequence[Tensor]
     parameters: Parameters = field(default_factory=dict)
@@ -183,8 +184,8 @@ class Run:
         self._reserved = Reservation()  # memory for the call, if the job has not reserved it itself
 
     def results(self) -> Generator[Any, None, None]:
-        """Yield the result of each step or, in a stream, of each response. Raise a ServingError or
-        BackendDied."""
+        """Yield the result of each step that is not partial or, if the job is decoupled, of each
+        response. Raise a ServingError or BackendDied."""
         job = self._job
         partial_replies: list[InferReply] = []  # to the partial steps before this one
         call: Call | Responses | None

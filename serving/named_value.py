@@ -51,7 +51,7 @@ def whole_number(text: str) -> int | None:
 
 
 class Names(tuple[str, ...]):
-    """The type of a NamedValue that lists strings."""
+    """A list of strings, as the value of a NamedValue. Its type tells it from a list of numbers."""
 
     __slots__ = ()
 
@@ -198,7 +198,8 @@ def _split(value: Any) -> list[Any]:
 
 
 _NUMBER = int | float | None
-# Maps a NamedValue's fields to their types.
+# Maps the fields of a NamedValue, in their order, to their types. The optional fields `parser` and
+# `form` are not checked.
 _FIELD_TYPES: dict[str, Any] = {
     "name": str,
     "default": bool | int | float | str | Path | tuple,

@@ -6,7 +6,7 @@ work before the step begins. The constants below say how much each step takes.
     reserve(form_memory(data), "the form")      given back when the request leaves its slot
 
 The memory is reserved in the request's account, which is its slot (front/admission.py). Other
-threads that decode parts of a request reserve nothing.
+threads that decode parts of a request reserve nothing, because the account is not thread-safe.
 """
 
 from collections.abc import Iterator
@@ -31,7 +31,7 @@ KEY = 60  # per key of a JSON object, with its value
 NUMBER = 40
 CACHED = 9
 DIGIT = 8
-ELEMENT = 32  # per number that simdjson parses: its own copy, a copy of 8 bytes, and the tensor
+ELEMENT = 32  # per number that simdjson parses: simdjson's copy, one of 8 bytes, and the tensor
 ITEM = 400  # per instance, besides its value: its Item, and the dict made of a string or a pair
 PARSED = 3  # per byte of a text that simdjson parses
 ESCAPE = 250  # per character that a form escapes, such as %41, which becomes a temporary string

@@ -34,7 +34,8 @@ class Admission:
 
     Create this object before gunicorn forks. `limit` is the maximum number of requests, and
     `most_bytes` the maximum memory that they take. If there are `several_models`, none of them can
-    use up either limit. Each of the `workers` counts in its own row of the file `leases`.
+    use up either limit. Up to `workers` workers exist at once, and each counts in its own row of
+    the file `leases`.
     """
 
     def __init__(
@@ -53,7 +54,9 @@ class Admission:
         self.row = 0
         self.last_active = 0.0  # when a request of this worker last began or ended (time.monotonic)
         self.freed = 0  # bytes that requests of this worker have given back since it started
-        self._rows: dict[int, int] = {}  # the row of each live worker, known to gunicorn's master
+        # The row of each live worker, keyed by the worker's number. Only gunicorn's master keeps
+        # this dict up to date.
+        self._rows: dict[int, int] = {}
 
     def clear(self) -> None:
         """Clear the counts that a previous gunicorn left behind."""
@@ -61,14 +64,14 @@ class Admission:
             self.leases.clear(row)
 
     def add_worker(self, worker: int) -> None:
-        """Choose the row in which the next worker that is forked counts. `worker` is a number that
-        identifies it for remove_worker."""
+        """Choose the row in which the next worker counts. Call this in gunicorn's master, just
+        before the fork. `worker` is a number that identifies the worker for remove_worker."""
         free = set(range(self.leases.rows)) - set(self._rows.values())
-        self.row = min(free, default=0)  # the worker inherits it
+        self.row = min(free, default=0)  # the worker inherits this attribute
         self._rows[worker] = self.row
 
     def remove_worker(self, worker: int) -> None:
-        """Clear the counts of a worker that has ended."""
+        """Clear the counts of a worker that has ended, and free its row."""
         self.leases.clear(self._rows.pop(worker))
 
     def enter(self, size: int) -> "Slot":
@@ -99,7 +102,7 @@ class Slot:
         self.size = 0
         # this slot's bytes in the shared counter, which differ from `size` by less than SMALL
         self._counted = 0
-        self._column = -1  # the column of the model's counter, or -1 without a model
+        self._column = -1  # the column of the model's counter, WAITING, or -1 if there is no model
         self._model_bytes = 0  # this slot's bytes in the model's counter: `size` at the last `keep`
 
     def take(self, size: int, step: str) -> None:
@@ -182,13 +185,14 @@ class Slot:
             )
 
     def _count_model(self, sign: int) -> None:
-        """Add this request to the counters of its model and of ALL_MODELS or, if `sign` is -1,
-        subtract it."""
+        """Add this request to the counter in its column (a model's or WAITING) and to that of
+        ALL_MODELS. If `sign` is -1, subtract it instead."""
         for counter in (self._column, ALL_MODELS):
             self._admission.leases.add(self._admission.row, counter, sign, sign * self._model_bytes)
 
     def _release(self) -> None:
-        """Stop counting the request for its model, if it has one."""
+        """Stop counting the request for its model or in WAITING, if it is counted there. Also
+        record that its model has just been used."""
         if self._column >= 0:
             self._count_model(-1)
             if self._column != WAITING:

@@ -27,8 +27,8 @@ SWITCH_SECONDS = 0.0005
 # With that, the collector visits all lists again and again while a large JSON text is parsed, and
 # parsing 1.9 million lists took 0.7 s instead of 0.1 s, while all other threads waited.
 GARBAGE = (700, 10, 1000)
-# The niceness of workers for large bodies. If such a worker competes with a worker for small bodies
-# for a processor, it gets about a tenth of the time that the other gets.
+# The niceness of workers for large bodies. If such a worker and one for small bodies compete for a
+# processor, the former gets about a tenth of the time that the latter gets.
 LARGE_NICE = 10
 
 
@@ -69,9 +69,9 @@ def child_exit(server: Any, worker: Any) -> None:
 
 def _choose_socket(worker: Any, services: Services) -> None:
     """Make the worker accept either only requests with large bodies or only other requests. The row
-    in which it counts requests decides: the first SERVE_WORKERS rows belong to workers for large
-    bodies, and a new worker gets the first row that is free. Limit the connections of a worker for
-    large bodies, and lower its priority."""
+    in which the worker counts requests decides: the first SERVE_WORKERS rows belong to workers for
+    large bodies, and a new worker gets the first row that is free. Limit the connections of a
+    worker for large bodies, and lower its priority."""
     settings = services.settings
     if services.admission.row < settings.workers:
         path = settings.large_socket

@@ -1,4 +1,4 @@
-"""Defines Incoming, which extends Flask's request by methods that read its headers and body."""
+"""Defines Incoming, which extends Flask's request with methods that read its headers and body."""
 
 import re
 import uuid
@@ -31,8 +31,8 @@ LONGEST_ATTRIBUTES = 8 * 1024
 
 
 class Incoming(flask.Request):
-    """Flask's request. Its attributes record what the reply, the log and the metrics need to know
-    about it."""
+    """Flask's request. Its attributes also record facts that the reply, the log and the metrics
+    contain, such as the model that answered."""
 
     slot: Slot | None = None  # set once the request is admitted
     model = ""  # the model that answers; "" until it is found

@@ -26,7 +26,7 @@ INDEX = "/v2/repository/index"
 
 
 def kserve_routes(infer: Callable[[Callable[[Incoming], Body], Target], Response]) -> Blueprint:
-    """Return a blueprint with the routes. `infer` answers each request (predictor.py)."""
+    """Return a blueprint with the routes. `infer` answers calls to a model (predictor.py)."""
     routes = Blueprint("kserve", __name__)
 
     def tensors(name: str, version: str | None = None) -> Response:
@@ -38,11 +38,11 @@ def kserve_routes(infer: Callable[[Callable[[Incoming], Body], Target], Response
         return infer(_read_tensor_body, Target(PATH, name, version))
 
     def generate(name: str, version: str | None = None) -> Response:
-        """Answer a flat JSON object with exactly one response."""
+        """Return exactly one response to a flat JSON object."""
         return infer(_read_flat, Target(PATH, name, version))
 
     def generate_stream(name: str, version: str | None = None) -> Response:
-        """Answer a flat JSON object with any number of responses."""
+        """Return a stream of any number of responses to a flat JSON object."""
         return infer(partial(_read_flat, stream=EVENT_STREAM), Target(PATH, name, version))
 
     routes.add_url_rule("/v2/health/live", view_func=live, methods=["GET"])
@@ -69,7 +69,7 @@ def ready() -> Response:
 
 
 def model_ready(name: str, version: str | None = None) -> Response:
-    """Return {"name", "ready": true} if the model can be called, else the reason why not."""
+    """Return {"name", "ready": true} if the model is ready, else the reason why it is not."""
     services().monitoring.check_model(name, version)
     return json_reply({"name": name, "ready": True})
 

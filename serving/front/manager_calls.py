@@ -28,9 +28,9 @@ def ask_manager(
     settings: Settings, method: str, path: str, seconds: float, **fields: str
 ) -> JsonObject:
     """Send a request with the JSON object `fields` to the model manager, and return its reply.
-    `seconds` is the time limit of each socket operation. If the manager is just starting, wait up
-    to MANAGER_SECONDS for it. Raise the error that it returns, or ModelNotReady if it does not
-    answer."""
+    `seconds` is the time limit of each socket operation. If the manager is not listening yet, wait
+    for it for `seconds` or MANAGER_SECONDS, whichever is less. Raise the error that the manager
+    returns, or ModelNotReady if it does not answer."""
     try:
         return _exchange(settings, method, path, seconds, **fields)
     except OSError as err:

@@ -1,6 +1,6 @@
-"""Counts requests, for the metrics that monitoring.py returns. Each worker keeps its counts in
-files in PROMETHEUS_MULTIPROC_DIR. After gunicorn's fork, prometheus_client opens new files when
-they are first used. Without that variable, the counts are kept in memory."""
+"""Counts requests, for the metrics that monitoring.py returns. Each worker keeps its counts in its
+own files in PROMETHEUS_MULTIPROC_DIR, which prometheus_client opens when the worker first counts
+something. If that variable is not set, the counts are kept in memory."""
 
 import threading
 from functools import cache, partial

@@ -79,8 +79,8 @@ def managed(view: Callable[..., Response]) -> Callable[..., Response]:
 
 @contextmanager
 def _counted(counter: str) -> Iterator[None]:
-    """Count the result of the decorated view, "ok" or the code of an error, in the attribute
-    `counter` of Metrics."""
+    """Count the result of the decorated view, "ok" or the code of an error. `counter` is the name
+    of the attribute of Metrics that counts."""
     results: Counter = getattr(services().metrics, counter)
     try:
         yield
@@ -119,9 +119,10 @@ def list_models() -> Response:
     """List all models with their versions, states, clients, inputs and outputs.
 
     `version` is the version of this server. `refused` lists the changes to model folders that are
-    not served. With SERVE_MODELS=on-demand, these are models that could not be loaded, `loading`
-    names the models that are being fetched or loaded or wait for that, and `not_loaded` lists the
-    first 1,000 models that a call would load, with the sizes of their archives or folders if known.
+    not served. With SERVE_MODELS=on-demand, `refused` lists the models that could not be loaded,
+    `loading` names the models that are being fetched or loaded or wait for that, and `not_loaded`
+    lists those of the repository's first 1,000 models that a call would load, with the sizes of
+    their archives or folders if known.
     """
     registry = services().registry
     described = []
@@ -212,7 +213,7 @@ def execution_parameters() -> Response:
 @_counted("loads")
 @managed
 def load_model() -> Response:
-    """Load the model of {"model_name", "url"}.
+    """Load the model that the body {"model_name", "url"} describes.
 
     Answers 200, or an error such as 400, 409 or 507. If the model's client cannot be created, the
     model is unloaded again.

@@ -139,8 +139,9 @@ def _model_metrics(table: Models) -> list[Metric]:
 
 
 def _hit_counter(counted: Iterable[Metric]) -> Metric:
-    """Return a counter of the requests that found their model loaded. It is the number of requests
-    whose model was found, less those that waited for it, so no request has to count it."""
+    """Return a counter of the requests that found their model loaded. Its value is the number of
+    requests whose model was found, less those that waited for their model to be loaded. Both are in
+    `counted`, so requests need not update another counter."""
     hits = 0.0
     for sample in chain.from_iterable(metric.samples for metric in counted):
         if sample.labels.get("model"):

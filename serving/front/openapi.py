@@ -1,7 +1,7 @@
-"""Defines the route /openapi.json, and the routes that exist only for the web page for trying the
-models. (nginx serves the page itself, which is in page/.)
+"""Defines the route /openapi.json, and the routes that only the web pages use. (nginx serves the
+pages themselves, which are in page/: the page for trying the models, and /docs.)
 
-The document is generated from the code and the routes that the settings turn on, so it does not
+/openapi.json is generated from the code and the routes that the settings turn on, so it does not
 depend on the models that are served.
 """
 
@@ -247,8 +247,8 @@ def _schemas(clients: JsonObject) -> dict[str, JsonObject]:
 
 
 def _instances_schema(name: str, client: type[ModelClient], shape: JsonObject) -> JsonObject:
-    """Return the schema of a body with `instances` for a client. `shape` is the schema without what
-    depends on the client."""
+    """Return the schema of a body with `instances` for a client. `shape` is the part of the schema
+    that does not depend on the client."""
     # Leave out the defaults, because generated API clients would send all of them, although a model
     # may have other defaults, and a text task accepts only some of the parameters.
     parameters = {

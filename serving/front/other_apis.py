@@ -51,7 +51,7 @@ OWNER = "triton-multi-model"
 
 
 def other_api_routes(infer: Callable[[Callable[[Incoming], Body], Target], Response]) -> Blueprint:
-    """Return a blueprint with the routes. `infer` answers each request (predictor.py)."""
+    """Return a blueprint with the routes. `infer` answers inference requests (predictor.py)."""
     routes = Blueprint("other_apis", __name__)
 
     def add_route(path: str, body: type[ApiBody]) -> None:
@@ -116,7 +116,7 @@ def models() -> Response:
 def model(name: str) -> Response:
     """Describe a model that is ready, for clients of OpenAI's API and of KServe v1.
 
-    KServe's clients read `name` and `ready`. A model that is not ready gets an error that says why.
+    KServe's clients read `name` and `ready`. If the model is not ready, an error says why.
     """
     services().monitoring.check_model(name)
     return json_reply({**_entry(name), "name": name, "ready": True})

@@ -61,7 +61,7 @@ def _target(
         in_body = replace(in_body, name=None)
     targets = [route, *others]
     if isinstance(body, JsonLines):
-        # use what the first line names only if no other part of the request names it
+        # use the first line's model or version only if no other part of the request names one
         in_body = in_body.without(Target.agreed(targets, route.source))
     target = Target.agreed([*targets, in_body], route.source)
     if target.name is None and "model" in query:

@@ -33,8 +33,8 @@ OPENAI = re.compile(r"/v1/(?!models/.*:predict$)")
 
 
 def public_routes() -> Iterator[tuple[str, Rule]]:
-    """Yield each route that callers may use, except the files of Swagger UI, as a pair of its path,
-    written as in /openapi.json, and its rule."""
+    """Yield the path and the rule of each route that callers may use, except that of Swagger UI's
+    files. The path is written as in /openapi.json."""
     for rule in current_app.url_map.iter_rules():
         if not rule.rule.startswith("/docs/") and rule.endpoint != FOR_THE_MANAGER:
             yield shown_path(rule.rule), rule
@@ -52,7 +52,8 @@ def json_reply(value: Any, status: int = HTTPStatus.OK) -> Response:
 
 
 def error_reply(error: Exception) -> Response:
-    """Return the reply to a failed request. Log the error if its status is 500."""
+    """Return the reply to a failed request. Log the error if it is a ServingError with the status
+    500, or an unexpected exception."""
     if isinstance(error, ServingError):
         if error.status == HTTPStatus.INTERNAL_SERVER_ERROR:
             log.error(error.fields()["error"], exc_info=error)

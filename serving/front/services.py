@@ -64,7 +64,7 @@ class Services:
             want=want,
         )
         self.budget = Budget(settings.max_body_bytes)
-        # how many requests may decode instances of one kind at a time in this worker
+        # how many requests may decode instances of one kind and size at a time in this worker
         turns = max(1, settings.inference_threads // settings.workers)
         self.decoder = Decoder(Limits(), turns, settings.inference_threads)
         self.monitoring = Monitoring(self.registry, settings.status_file)
@@ -80,8 +80,8 @@ class Services:
         freed a lot of memory. Runs in a separate thread and never ends.
 
         Until then, the worker keeps the memory for the next request. Otherwise, page faults would
-        take two fifths of its time with images. After 16 callers have sent photos of 12 megapixels,
-        two idle workers hold 120 MB with this method, and 390 MB without it.
+        take two fifths of the time that it spends on images. After 16 callers have sent photos of
+        12 megapixels, two idle workers hold 120 MB with this method, and 390 MB without it.
         """
         libc = ctypes.CDLL(None)
         trimmed = 0.0  # the value of last_active when the worker was last idle

@@ -157,7 +157,7 @@ def _stream_pieces(
 
 
 def _event_pieces(event: bytes) -> Iterator[bytes]:
-    # reserve twice its size, because the line that it was made from is still in memory
+    # reserve twice the event's size, because the line that it contains is still in memory too
     with reserve(2 * len(event), "an event of the stream"):
         yield from _pieces(event)
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 
 def replace_file(file: Path, data: bytes, mode: int = 0o666) -> None:
-    """Write the file atomically, so that a reader sees either the old or the new content. The umask
-    applies to `mode`. Raise OSError if the file cannot be written."""
+    """Replace the file's content with `data` atomically, so that a reader sees either the old or
+    the new content. The umask applies to `mode`. Raise OSError if the file cannot be written."""
     temporary = file.with_name(f".{file.name}.{os.getpid()}-{threading.get_ident()}")
     try:
         temporary.touch(mode, exist_ok=True)
@@ -42,7 +42,8 @@ class ProcessStatus:
 
 
 def write_status(file: Path, stage: str, processes: Mapping[str, ProcessStatus]) -> None:
-    """Write the status of the processes. Raise OSError if the file cannot be written."""
+    """Write the server's `stage`, and the status of its processes, keyed by name. Raise OSError if
+    the file cannot be written."""
     status = {
         "stage": stage,
         "processes": {name: asdict(process) for name, process in processes.items()},

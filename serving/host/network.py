@@ -38,9 +38,9 @@ def ask(
     most: int | None = BODY_LIMIT,
     body: bytes | None = None,
 ) -> tuple[int, bytes]:
-    """Send a request, and return the status and the first `most` bytes of the body (None: the whole
-    body). `timeout` (in seconds) applies to each socket operation. Raise OSError if the server does
-    not respond or the response is not HTTP."""
+    """Send a request to the server at `address`. Return the status of the response, and the first
+    `most` bytes of its body (None: the whole body). `timeout` (in seconds) applies to each socket
+    operation. Raise OSError if the server does not respond or the response is not HTTP."""
     with closing(LocalConnection(address, timeout)) as connection:
         try:
             connection.request(method, path, body, headers or {})

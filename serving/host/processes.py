@@ -36,8 +36,8 @@ def dying_with_us(signal_name: str) -> tuple[str, ...]:
 
 
 def remove_leftovers(pattern: str, program: str, since: float) -> None:
-    """Remove the current user's folders that match the glob `pattern` and were not modified
-    before `since`, in seconds since 1970. Do nothing if another process called `program` runs,
+    """Remove the current user's folders that match the glob `pattern` and were last modified at
+    `since` (in seconds since 1970) or later. Do nothing if a process called `program` is running,
     because the folders may belong to it."""
     folders = glob.glob(pattern)  # noqa: PTH207
     if not folders:
@@ -65,7 +65,8 @@ def describe_exit(code: int, meaning: str = "") -> str:
 
 
 def last_line(output: str) -> str:
-    """Return the last line of a program's output, which usually says why the program ended."""
+    """Return the last line of a program's output, which usually says why the program ended. Return
+    "it says nothing" if there is no output."""
     lines = output.strip().splitlines()
     return lines[-1] if lines else "it says nothing"
 
@@ -99,7 +100,7 @@ def _memory(pid: int, field: bytes) -> int:
 
 
 def process_tree(pid: int) -> Iterator[int]:
-    """Yield a process and all of its descendants."""
+    """Yield the process ids of a process and of all its descendants."""
     children: dict[int, list[int]] = {}
     for entry in PROC.glob("[0-9]*"):
         child = int(entry.name)

@@ -103,9 +103,9 @@ def environment(base: Mapping[str, str], python: str = PYTHON) -> dict[str, str]
 
 
 def _folders_of_libpython(python: str, existing: str) -> list[Path]:
-    """Return the folder that contains the shared library of this version of Python, or [] if the
-    dynamic linker finds it anyway. `existing` is LD_LIBRARY_PATH. Raise FileNotFoundError if the
-    library is missing."""
+    """Return a list with the folder that contains the shared library of Python `python`, such as
+    "3.12", or [] if the dynamic linker finds it anyway. `existing` is LD_LIBRARY_PATH. Raise
+    FileNotFoundError if the library is missing."""
     name = f"libpython{python}.so.1.0"
     configured = Path(sysconfig.get_config_var("LIBDIR") or "/usr/lib")
     candidates = [
@@ -140,8 +140,8 @@ def version() -> str:
 def with_stub_wait(environ: Mapping[str, str], prefix: str = sys.prefix) -> dict[str, str]:
     """Return `environ` with a variable that preloads the library built from backends/stub_wait.c,
     which makes the Python backend wait for a paused stub. Return `environ` unchanged if the library
-    was not verified with the installed version of Triton. Otherwise, raise FileNotFoundError if it
-    is missing."""
+    was not verified with the installed version of Triton. If it was verified but is missing, raise
+    FileNotFoundError."""
     if version() != STUB_WAIT_VERSION:
         return dict(environ)
     library = Path(prefix) / "triton/stub_wait.so"

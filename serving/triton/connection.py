@@ -45,7 +45,7 @@ CHANNEL_OPTIONS = [
     ("grpc.initial_reconnect_backoff_ms", 100),  # to reconnect quickly to a restarted Triton
     ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 250),
-    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.use_local_subchannel_pool", 1),  # do not share a connection with other channels
 ]
 METRICS_SECONDS = 1.0  # time limit for each read of Triton's metrics; a scraper waits 2 s
 NOWHERE = Path("/nonexistent")
@@ -98,7 +98,8 @@ class Connection:
 
     `grpc_address` is a gRPC target, "unix:PATH" or "host:port". The channel is opened at its first
     use, which must be after gunicorn's fork, and kept open. `timeout` is the time limit of an
-    inference in seconds. All methods that call Triton may raise a ServingError.
+    inference in seconds. `metrics_socket` is the Unix socket on which Triton serves its metrics.
+    All methods that call Triton may raise a ServingError.
     """
 
     def __init__(self, grpc_address: str, timeout: float, metrics_socket: Path = NOWHERE) -> None:
@@ -124,7 +125,8 @@ class Connection:
         connect_seconds: float = CONNECT_SECONDS,
     ) -> Any:
         """Call `send`, which sends a gRPC call, and return its result. If the call could not be
-        sent, wait for a connection, and then call `again` or, if that is None, `send` again."""
+        sent, wait up to `connect_seconds` for a connection, and then call `again` or, if that is
+        None, `send` again."""
         try:
             return send()
         except grpc.RpcError as err:
@@ -192,7 +194,7 @@ class Connection:
         ]
 
     def config(self, model: str) -> Any:
-        """Return the model's configuration, a ModelConfig, after Triton has completed it."""
+        """Return the model's configuration, a ModelConfig, as Triton has completed it."""
         request = service_pb2.ModelConfigRequest(name=model)
         return self._ask("ModelConfig", request, 2 * PROBE_SECONDS).config
 

@@ -26,8 +26,8 @@ QUIET_SECONDS = 0.01
 class TritonGateway(Connection):
     """A connection that also runs inferences. `timeout` is the time limit in seconds of a single
     reply, and `stream_timeout` that of a stream of responses. A request's own deadline may be
-    earlier. Large inputs are passed in files in /dev/shm whose names begin with `shared_prefix`, up
-    to `shared_limit` bytes in total."""
+    earlier. Except for streams, large inputs are passed in files in /dev/shm whose names begin with
+    `shared_prefix`, up to `shared_limit` bytes in total."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class TritonGateway(Connection):
 
 class Call:
     """An inference with one reply. `send` starts it without waiting; `result` waits for the reply.
-    A call is never cancelled in Triton, because that could crash it (quirks.py).
+    We never cancel a call, because that could crash Triton (quirks.py).
 
     A call whose inputs are in regions of shared memory has no deadline in Triton either. Otherwise
     we could not know when Triton stops reading the regions. The caller gives up at its own
@@ -170,8 +170,8 @@ class Responses:
     """An iterator over the responses to one request, which yields each when it arrives. To end it
     early, the thread that reads it calls `close`, and any other thread calls `give_up`.
 
-    If Triton is told to cancel a stream while it sends a response, it can crash or stop answering
-    all streams (quirks.py). So a stream that is no longer wanted is read to its end, and is
+    If Triton is told to cancel a stream while it sends a response, it can crash, or stop answering
+    any streams (quirks.py). So a stream that is no longer wanted is read to its end, and is
     cancelled only when it has been quiet for QUIET_SECONDS. After an error it is never cancelled.
     """
 

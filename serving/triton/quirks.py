@@ -16,19 +16,19 @@ These faults need no constant below:
 - The model index fails ("failed to stat file") while a staged folder changes. Manager.index and
   Store share a lock. Remove when tests/model_lifecycle/test_multimodel.py passes.
 - Unloading a model that is being loaded waits until the load has ended, and so does the next load.
-  Manager.unload kills the model's process first. Remove when
+  If the load does not end soon, Manager.unload kills the model's process first. Remove when
   tests/model_lifecycle/test_broken_off_loads.py passes.
 - An ensemble without `platform: "ensemble"` is not loaded. repository/staging.py adds this line.
   Remove when tests/endpoint/test_ensembles.py passes.
 - To complete configurations, Triton starts each Python model twice, and gives the first process 1 s
   to end. repository/completion.py completes them instead. Remove when loading such a model takes
   less than 0.2 s.
-- Cancelling a stream while it sends a response can crash tritonserver, or stop it answering all
-  streams, because two threads lock two mutexes in opposite orders (stream_infer_handler.cc). One of
-  80 fast streams did so. Cancelling a call did so once in 18,000 times. triton/gateway.py cancels
-  only streams that have been quiet, and those only if they have reported no error. A deadline that
-  ends a call or stream is still a cancellation. Remove when tests/endpoint/test_streaming.py passes
-  a hundred times.
+- Cancelling a stream while it sends a response can crash tritonserver, or keep it from answering
+  any stream, because two threads lock two mutexes in opposite orders (stream_infer_handler.cc).
+  Cancelling a fast stream did so once in 80 times, and cancelling a call once in 18,000 times.
+  triton/gateway.py cancels no calls, and only those streams that have been quiet and have reported
+  no error. A deadline that ends a call or stream is still a cancellation. Remove when
+  tests/endpoint/test_streaming.py passes a hundred times.
 - If a region of shared memory is unregistered, it is unmapped even while a request reads it.
   shared_memory.py never unregisters a region. Remove when both versions defer unregistering
   (server, pull request 7743); but keeping a region registered is also faster.
@@ -93,8 +93,8 @@ UNKNOWN_REGION = "Unable to find shared memory region"
 DECOUPLED = "doesn't support models with decoupled transaction policy"
 UNKNOWN_SEQUENCE = "must specify the START flag on the first request of the sequence"
 # An error in a stream is a text without a status. Triton can be asked to send the status
-# (triton_grpc_error), but then it crashes. These are the texts in infer_request.cc about invalid
-# requests. Remove when triton_grpc_error works.
+# (triton_grpc_error), but then it crashes. This pattern matches the beginnings of the texts in
+# infer_request.cc about invalid requests. Remove when triton_grpc_error works.
 MISTAKES = re.compile(
     _BEFORE + r"(unexpected |expected |incomplete |inference (input|request) |input ')"
 )
@@ -143,7 +143,7 @@ STUB_SECONDS = 3.0
 # sometimes fails anyway, probably because an empty slot contains such a string too: use numbers
 # there. Remove when tests/fuzz/test_sequences.py passes.
 
-# The first dimension of a batch without rows. Whatever the backend, Triton accepts such a batch and
-# never answers; it answers all other empty shapes. job.py rejects such batches. Remove when
-# tests/endpoint/test_edge_bodies.py passes.
+# The beginning of the shape of a batch without rows. Whatever the backend, Triton accepts such a
+# batch and never answers; it answers all other empty shapes. job.py rejects such batches. Remove
+# when tests/endpoint/test_edge_bodies.py passes.
 NO_ROWS = (0,)

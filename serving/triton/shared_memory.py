@@ -3,7 +3,7 @@
 Such a file is called a region. It is registered with Triton before its first use, reused for many
 calls, and never unregistered (quirks.py). These methods change the state of a region:
 
-    free           --write---------> lent
+    new or free    --write---------> lent
     lent           --give_back-----> free       Triton has answered, or the call was never sent
     lent           --mark_waiting--> waiting    the caller gave up, and Triton may still read it
     waiting        --give_back-----> free       Triton has answered
@@ -139,7 +139,8 @@ class SharedMemory:
         return None
 
     def _reuse(self, size: int) -> Region | None:
-        """Lend the smallest free region that is large enough. Return None if there is none."""
+        """Lend the smallest free region that is large enough. Return None if there is none. Raise
+        OSError as `_reserve_pages` does."""
         with self._lock:
             fitting = [region for region in self._regions if region.is_free and region.size >= size]
             if not fitting:
