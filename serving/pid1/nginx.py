@@ -25,7 +25,9 @@ FEWEST_REQUESTS = 512
 # if the memory for requests cannot hold MOST_UPLOADS bodies of the maximum size.
 MOST_UPLOADS = 64
 NGINX_FOLDERS = "/usr/sbin:/usr/local/sbin"  # these are not on every user's PATH
-USUAL_CONNECTIONS = 4096  # connections of an nginx worker, idle ones included, unless it needs more
+# Maximum number of connections of an nginx worker, including idle ones. The number is higher if
+# SERVE_MAX_CONCURRENCY needs more, and lower if the worker may not open that many files.
+USUAL_CONNECTIONS = 4096
 NGINX_LOG_LEVELS = {
     "debug": "info",
     "info": "warn",

@@ -716,9 +716,9 @@ def _contradictions_of_arguments(settings: Settings) -> Iterator[str]:
 
 
 def _exclusive_modes(settings: Settings) -> list[str]:
-    """Return which of the settings that exclude each other are set. The first three choose
-    different policies for loading models. The last one exposes Triton's names of models. Only with
-    the policy AT_START do these always equal the names that callers know."""
+    """Return those settings that are set and exclude each other. The first three choose different
+    policies for loading models. With SERVE_KSERVE=trusted, calls go to Triton unchanged, and only
+    the policy AT_START guarantees that Triton's names of the models are those that callers know."""
     modes = {
         "SERVE_RELOAD=true": settings.reload == "true",
         "SAGEMAKER_MULTI_MODEL=true": settings.multi_model,
