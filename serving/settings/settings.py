@@ -582,7 +582,8 @@ class Settings:
     def large_connections(self) -> int:
         """Return how many requests each of the workers for large bodies accepts at a time. Further
         requests with large bodies wait for a connection. Together, these workers leave a quarter of
-        SERVE_MAX_CONCURRENCY to requests with small bodies."""
+        SERVE_MAX_CONCURRENCY to requests with small bodies, unless SERVE_MAX_CONCURRENCY is so low
+        that each accepts only one."""
         return max(1, LARGE_PERCENT * self.max_concurrency // (100 * self.workers))
 
     @property
