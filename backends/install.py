@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 
 def install(destination: Path, python: str = tritonserver.PYTHON) -> list[str]:
-    """Write the backends for the version `python` into `destination`. Return their names.
+    """Write the backends for version `python` of Python into `destination`. Return their names.
 
     Raise FileNotFoundError if the package, or its stub for this Python, is missing, and OSError if
     the folder cannot be written.
@@ -42,8 +42,8 @@ def install(destination: Path, python: str = tritonserver.PYTHON) -> list[str]:
 
 
 def python_backend(python: str) -> list[Path]:
-    """Return the files of Triton's Python backend in the installed package, with the stub for the
-    version `python`. Raise FileNotFoundError if there is no such stub."""
+    """Return the files of Triton's Python backend in the installed package, with the stub for
+    version `python` of Python. Raise FileNotFoundError if there is no such stub."""
     package = tritonserver.package()
     folder = package / "backends" / "python"
     stubs = package / "python_backend_stubs"

@@ -1,4 +1,4 @@
-/* This library is preloaded into tritonserver and changes two things in Triton's Python backend.
+/* This library is preloaded into tritonserver and its stubs, and changes two things in Triton's Python backend.
  *
  * First, the backend considers a stub (the process that runs a Python model) dead if it does not answer within a
  * second. It fails the waiting request and puts the next one into the same queue. But the stub may only have been

@@ -1,5 +1,6 @@
-"""Converts requests to a model's tensors, and the model's outputs to predictions. Each task has a
-module, called a client. The parameter `client` in config.pbtxt names the module.
+"""Converts requests to a model's tensors, and the model's outputs to predictions. A client is a
+module that does this for one task (`text`: for several). The parameter `client` in config.pbtxt
+names the module.
 
 A user's own client imports what it needs from here. These names are stable (docs/clients.md):
 

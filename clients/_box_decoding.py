@@ -110,7 +110,8 @@ def _flaw(height: int, width: int, head: Head, labels: int, is_guess: bool) -> s
 
 
 def without_batch(shape: Shape, rank: int) -> Shape:
-    """Return the shape without the model's own batch dimension, which is 1 or variable."""
+    """Return the shape. If it has one more dimension than `rank`, and the first is 1 or variable,
+    leave out this first dimension, which is the model's own batch dimension."""
     has_batch = len(shape) == rank + 1 and shape[0] in (1, -1)
     return tuple(shape)[int(has_batch) :]
 

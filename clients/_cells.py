@@ -54,7 +54,7 @@ def array_of(
 
 def _floats(rows: Sequence[Row], dtype: Any, missing: Sequence[bool]) -> Array | None:
     """Return all cells as one array, which is faster than reading them one by one. Return None if
-    one of them is invalid, or has a form that only `_number` reads, such as true."""
+    one of them is invalid, or has a form that only `_number` reads, such as the string "true"."""
     texts = (cell for cell in chain.from_iterable(rows) if isinstance(cell, str))
     if any("_" in text for text in texts):
         return None  # Python and NumPy read 4_1 as 41
@@ -108,7 +108,7 @@ def check_known(
 
 
 def is_number(text: str) -> bool:
-    """Return whether the text is a number. Python would also read 4_1, which is not one here."""
+    """Return whether the text is a number. 4_1 is not, although Python's float accepts it."""
     try:
         float(text)
     except ValueError:

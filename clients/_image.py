@@ -1,5 +1,5 @@
-"""Defines the base class of clients that take one image. It resizes, crops and normalizes the image
-according to the settings in clients/_image_settings.py."""
+"""Defines the base class of clients that take one image. It resizes and normalizes the image, and
+crops or pads it, according to the settings in clients/_image_settings.py."""
 
 from collections.abc import Sequence
 
@@ -49,8 +49,8 @@ class ImageClient(ModelClient):
         return {self.input.name: self.normalize(stacked)}
 
     def fit(self, image: Image.Image) -> Pixels:
-        """Resize and crop an RGB image. Return its pixels [height, width, channels] in the channel
-        order of the network."""
+        """Resize an RGB image, and crop or pad it, to the size of the network's input. Return its
+        pixels [height, width, channels] in the network's channel order."""
         is_grey = self.frame.channels == 1
         if is_grey:
             image = image.convert("L")

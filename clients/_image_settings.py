@@ -62,7 +62,7 @@ SETTINGS = (
         "std", (0.229, 0.224, 0.225), "divisor applied after mean is subtracted", minimum=1e-6
     ),
 )
-# the settings of a client whose predictions cover the whole image
+# SETTINGS for clients whose predictions cover the whole image: by default, nothing is cropped
 WHOLE = tuple(
     replace(setting, default="stretch") if setting.name == "resize" else setting
     for setting in SETTINGS
@@ -81,9 +81,9 @@ class Frame:
 
     `own_batch` is true if the input's shape itself includes a batch dimension, as it may if
     max_batch_size is 0. An image is resized to `resized` before its centre is cropped to `size`.
-    With the setting resize=shortest, the image covers `resized`; with keep_ratio, `resized` is the
-    shorter side and the limit of the longer one. Per channel, pixel · `gain` + `offset` is (pixel ·
-    scale - mean) / std.
+    With the setting resize=shortest, the resized image covers `resized`, and may be longer on one
+    side; with keep_ratio, `resized` is the shorter side and the limit of the longer one. Per
+    channel, pixel · `gain` + `offset` is (pixel · scale - mean) / std.
     """
 
     size: Size
@@ -152,8 +152,8 @@ def check_whole(options: Values, frame: Frame) -> None:
 
 
 def _channels_last(spec: TensorSpec, shape: Sequence[int], layout: str) -> bool:
-    """Return whether the last dimension of the `shape` has the channels. Raise InvalidRequest if
-    neither the setting `layout` nor the shape says so."""
+    """Return whether the last dimension of `shape` is that of the channels, rather than the first.
+    Raise InvalidRequest if neither the setting `layout` nor the shape determines this."""
     if layout != "auto":
         return layout == "nhwc"
     if shape[0] in (1, 3):

@@ -20,8 +20,9 @@ def labels_of(model: Model, filename: str, setting: str = "labels") -> list[str]
 
 def names_of(model: Model, filename: str, setting: str) -> list[str]:
     """Return the lines of `filename`, without blank lines at the end. Blanks around a name are
-    kept, because they may be part of the name of a column or class. Only a line feed ends a line. A
-    missing file is handled as in labels_of. Raise UnicodeDecodeError if the file is not UTF-8."""
+    kept, because they may be part of the name of a column or class. Only a line feed, or a carriage
+    return and a line feed, ends a line. A missing file is handled as in labels_of. Raise
+    UnicodeDecodeError if the file is not UTF-8."""
     file = model.file(filename)
     if setting not in model.parameters and not file.exists():
         return []

@@ -13,7 +13,7 @@ from serving.errors import InferenceFailed, InvalidRequest
 class Client(ImageClient):
     """Finds the classes of an image, best first: `{"classes": [{"label", "class_id", "score"},
     …]}`. If the model has several outputs, the client uses the one with as many scores as there are
-    labels, or else one whose name contains "logit" or "prob"."""
+    labels, or else one whose name contains "logit" or "prob", or else the first."""
 
     task = "image-classification"
     settings = (

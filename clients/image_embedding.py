@@ -12,8 +12,8 @@ from serving.errors import InferenceFailed, InvalidRequest
 
 class Client(ImageClient):
     """Predicts `{"embedding": FP32 [dimensions]}`, scaled to length 1 or exactly as the network
-    returns it. The client uses the model's first output, [dimensions]. Its settings are those of
-    its input (clients/_image_settings.py)."""
+    returns it. The client uses the model's first output, [dimensions]. All of its settings concern
+    the network's input (clients/_image_settings.py)."""
 
     task = "image-embedding"
     parameters = (Parameter("normalize", True, "whether to scale the embedding to length 1"),)

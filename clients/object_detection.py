@@ -202,7 +202,8 @@ class Client(ModelClient):
         except InvalidRequest as err:
             raise InferenceFailed(f"model '{self.model.name}': {err}") from err
         for name in filter(None, (self.output.name, self.prototypes)):
-            # a sum with an infinite or NaN value is not finite, and takes no memory
+            # An infinite or NaN value makes the sum infinite or NaN. Unlike isfinite on the whole
+            # output, it needs no second array.
             if not np.isfinite(outputs[name].sum(dtype=np.float32)):
                 raise InferenceFailed(f"output '{name}' of model '{self.model.name}' is not finite")
         tables = output.reshape(len(instances), *output.shape[-2:])

@@ -220,7 +220,8 @@ class Client(ModelClient):
         return instance
 
     def _cells_by_name(self, instance: Mapping[str, Any], number: int) -> Row:
-        """Return the cells of a row that maps columns to cells, as _cells says."""
+        """Return the cells of a row that maps columns to cells, in the order of the columns. Raise
+        DecodingError as _cells does, and if the model's columns have no names."""
         if not self.columns:
             raise DecodingError(
                 "this model's columns have no names: send a list of cells", instance=number
@@ -266,7 +267,8 @@ class Client(ModelClient):
         return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
     def _rows(self, array: Array, is_prediction: bool) -> list[list[Any]]:
-        """Return an output as lists. The class numbers of a prediction become labels."""
+        """Return an output as lists. If the model has labels, they replace the class numbers of a
+        prediction."""
         rows: list[list[Any]] = array.tolist()
         if array.dtype.kind == "O":
             return [[value.decode() for value in row] for row in rows]

@@ -27,11 +27,11 @@ RunModel = Callable[[Arrays, Sequence[str]], Mapping[str, Array]]
 # the names that transformers gives the inputs of a text model
 IDS, MASK, TYPES = "input_ids", "attention_mask", "token_type_ids"
 RAGGED = "ragged_batches"  # parameter in config.pbtxt: the maximum length of a text, in tokens
-# A padded run has at most MOST_PADDED times the tokens of its texts, plus RUN_TOKENS, because
-# starting another run takes about as long as RUN_TOKENS tokens. Measured with all-MiniLM-L6-v2 on
-# two processors, 16 texts at a time: BEIR's texts take 10.0 ms each (10.5 ms if MOST_PADDED is
-# 1.25, 10.4 ms if each text has a run of its own); BEIR's short queries take 1.6 ms each (2.2 ms if
-# each has a run of its own).
+# A run of texts that are padded to the longest has at most MOST_PADDED times their tokens, plus
+# RUN_TOKENS, because starting another run takes about as long as RUN_TOKENS tokens. (Padding to
+# Ragged's `multiple` is not counted.) Measured with all-MiniLM-L6-v2 on two processors, 16 texts at
+# a time: BEIR's texts take 10.0 ms each (10.5 ms if MOST_PADDED is 1.25, 10.4 ms if each text has a
+# run of its own); BEIR's short queries take 1.6 ms each (2.2 ms if each has a run of its own).
 MOST_PADDED = 1.1
 RUN_TOKENS = 16
 

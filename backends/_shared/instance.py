@@ -32,8 +32,9 @@ class Instance:
 
     @classmethod
     def auto_complete_config(cls, auto_complete_model_config: Any) -> Any:
-        """Fill in the missing fields of config.pbtxt. A configuration with inputs and outputs stays
-        as it is."""
+        """Fill in the missing fields of config.pbtxt, in place, and return the configuration. If it
+        has inputs and outputs, it stays as it is. Raise ValueError or FileNotFoundError as
+        `complete` does."""
         config = auto_complete_model_config.as_dict()
         cls.complete(config, stub_version_folder(config))
         return auto_complete_model_config

@@ -45,12 +45,12 @@ class Tensor:
 
 
 def complete(config: Config, inputs: Mapping[str, Tensor], outputs: Mapping[str, Tensor]) -> None:
-    """Fill in inputs, outputs, max_batch_size and dynamic_batching in place, following the rules of
-    NVIDIA's backend.
+    """Fill in the missing inputs, outputs, max_batch_size and dynamic_batching of `config`, in
+    place, following the rules of NVIDIA's backend.
 
     A model can be batched if the first dimension of each of its tensors is dynamic. max_batch_size
     is then Triton's default, unless config.pbtxt sets it. Raise ValueError if config.pbtxt sets it
-    for a model that cannot be batched.
+    for a model that cannot be batched, or if the backend does not support a tensor's type.
     """
     tensors = {"input": inputs, "output": outputs}
     fixed = [
@@ -89,7 +89,7 @@ def config_entry(tensor: Tensor, batching: bool) -> Config:
 
 def default_max_batch_size() -> int:
     """Return the default-max-batch-size that SAGEMAKER_TRITON_ADDITIONAL_ARGS passes to
-    tritonserver, or else Triton's default of 4."""
+    tritonserver, but at least 1, or else Triton's default of 4."""
     options = os.environ.get("SAGEMAKER_TRITON_ADDITIONAL_ARGS", "")
     values = re.findall(r"default-max-batch-size=(\d+)", options)
     return max(1, int(values[-1])) if values else DEFAULT_MAX_BATCH_SIZE

@@ -43,7 +43,7 @@ DATATYPES = {
 
 
 def tensors(nodes: Iterable[Any]) -> dict[str, Any]:
-    """Return the session's inputs or outputs, keyed by name."""
+    """Return a Tensor for each of a session's inputs, outputs or initializers, keyed by name."""
     named = {}
     for node in nodes:
         shape = tuple(size if isinstance(size, int) else -1 for size in node.shape)

@@ -50,8 +50,8 @@ DEVICE = "CPU"
 # Texts are padded to a multiple of MULTIPLE tokens, because OpenVINO compiles code for each shape
 # and keeps this code, which takes 1.5 MB for each shape of all-MiniLM-L6-v2.
 MULTIPLE = 8
-# An operator of ONNX Runtime that OpenVINO computes differently. The scores of an LSTM were wrong
-# by 0.5 out of 17.
+# An operator of ONNX Runtime that OpenVINO computes differently: of an LSTM's scores, some of
+# magnitude 17 were wrong by 0.5.
 MISCOMPUTED = b"DynamicQuantizeLSTM"
 # matches the errors of OpenVINO that mean that the request is invalid
 WRONG_SHAPE = re.compile("shape_inference/|ParameterMismatch")
@@ -160,8 +160,9 @@ def adapted_model(file: Path, config: Config) -> tuple[Any, set[str]]:
 
 
 def complete(config: Config, file: Path) -> None:
-    """Fill in inputs, outputs, max_batch_size and dynamic_batching in place. Raise ValueError if
-    that is not possible, and FileNotFoundError if the file is missing."""
+    """Fill in the inputs, outputs, max_batch_size and dynamic_batching of `config`, in place, from
+    the model in the file. Raise ValueError if that is not possible, and FileNotFoundError if the
+    file is missing."""
     model = read_model(file)
     inputs = tensors(model.inputs, config["input"])
     outputs = tensors(model.outputs, config["output"])
@@ -235,7 +236,7 @@ class Runs:
         InvalidInput if the shapes of the inputs are wrong, and RuntimeError if the run fails
         otherwise."""
         values = {index_of(name, self.compiled.inputs): array for name, array in feed.items()}
-        request = self.idle.get()  # `run` uses at most as many threads as there are requests
+        request = self.idle.get()  # never waits, because there is one for each thread of the pool
         try:
             request.start_async(values, share_inputs=True)
             request.wait()

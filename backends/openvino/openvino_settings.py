@@ -38,7 +38,7 @@ HINTS = ("latency", "throughput", "cumulative_throughput")
 PRECISIONS = ("f32", "bf16", "f16")
 # precision -> the capability of processors that support it
 CAPABILITIES = {"bf16": "BF16", "f16": "FP16"}
-PARAMETERS = (  # those that this backend reads
+PARAMETERS = (  # the parameters in config.pbtxt that this backend reads
     "HINT_BF16",
     "INFERENCE_NUM_THREADS",
     "INFERENCE_PRECISION_HINT",
@@ -153,7 +153,7 @@ def _streams(text: str) -> str:
 
 
 def cache_root() -> Path:
-    """Return the folder for this container's compiled models, which need not exist."""
+    """Return the folder for this container's compiled models. The folder need not exist."""
     return Path(os.environ.get("TMPDIR") or "/tmp") / "serve-engines/openvino"
 
 

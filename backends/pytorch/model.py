@@ -25,8 +25,8 @@ def complete(config: dict[str, Any], _folder: Path) -> dict[str, Any]:
 
 
 class TritonPythonModel(Instance):  # type: ignore[misc]  # mypy finds no base class
-    """Runs a TorchScript module. PyTorch is imported only by `initialize`, because it takes
-    seconds, and Triton also starts a process only to complete config.pbtxt."""
+    """Runs a TorchScript module. PyTorch is imported only by `initialize`, because the import takes
+    seconds, and the process that Triton starts to complete config.pbtxt does not need PyTorch."""
 
     complete = staticmethod(complete)
 

@@ -74,8 +74,9 @@ def input_names(config: Config) -> list[str]:
 
 
 def check(config: Config) -> None:
-    """Raise ValueError if config.pbtxt has no inputs or no outputs, if a tensor has a type that
-    PyTorch does not support, or if a tensor of strings does not have exactly one dimension."""
+    """Raise ValueError if config.pbtxt has no inputs or no outputs, if a tensor has a type that is
+    not in DATATYPES, or if a tensor of strings does not have exactly one dimension, including the
+    batch dimension."""
     for side in ("input", "output"):
         if not config[side]:
             raise ValueError(

@@ -72,7 +72,8 @@ class Embedding(Task):
         return len(self._prompt(parameters)) + len(instance)
 
     def tokens(self, instances: Sequence[str], parameters: Values) -> Tensors:
-        # The tokenizer reads max_characters. If there is one more, it sees that the text was cut.
+        # The tokenizer reads at most max_characters of prompt and text, so the rest of a longer
+        # prompt need not be copied. One more character shows the tokenizer that the text was cut.
         prompt = self.tokenizer.part(self._prompt(parameters), self.tokenizer.max_characters + 1)
         if prompt:
             instances = [prompt + text for text in instances]
@@ -96,7 +97,8 @@ class Embedding(Task):
         self, outputs: Tensors, inputs: Tensors, instances: Instances, parameters: Values
     ) -> Predictions:
         """Return the vector of each text, from an output [n, sequence, hidden], or [n, hidden] if
-        the network pools the tokens itself."""
+        the network pools the tokens itself. Raise InvalidRequest if the vectors have fewer than
+        `dimensions` numbers."""
         values = self.first_output(outputs)
         if values.ndim == 3:
             mask = inputs.get("attention_mask", np.ones_like(inputs["input_ids"]))

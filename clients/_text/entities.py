@@ -103,8 +103,8 @@ class TokenClassification(Task):
         return [self._joined_entity(group) for group in _grouped(tokens, _are_same_kind)]
 
     def _tokens(self, text: str, first: int, encoding: Encoding, scores: Array) -> Iterable[Token]:
-        """Yield the tokens of the text, without the tokenizer's special tokens. Which tokens
-        continue a word is decided as in transformers."""
+        """Yield the tokens of one window of the text, without the tokenizer's special tokens. Which
+        tokens continue a word is decided as in transformers."""
         pieces = zip(
             encoding.tokens,
             encoding.ids,
@@ -178,8 +178,8 @@ def _grouped(tokens: Iterable[Token], joins: Callable[[Token, Token], bool]) -> 
 
 
 def _are_same_kind(before: Token, token: Token) -> bool:
-    """Return whether two tokens have tags of the same kind. A tag with the prefix B- starts a new
-    group."""
+    """Return whether `token` belongs to the entity of the token `before`: their tags are of the
+    same kind, and the tag of `token` does not have the prefix B-, which starts a new entity."""
     return not token.tag.startswith("B-") and _kind(token.tag) == _kind(before.tag)
 
 

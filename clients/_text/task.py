@@ -111,8 +111,9 @@ class Fields(TextCodec):
             self.expected = f"a string, or {self.expected}"
 
     def open(self, data: bytes, limits: Limits) -> Any:
-        """Return the bytes as text. If they are a JSON object with the key "text" and no unknown
-        keys, or if the task needs more than a text, return what `open_json` makes of the object."""
+        """Return the instance in `data`. If it may be a string, `data` is that string, unless it is
+        a JSON object with the key "text" and no unknown keys. Otherwise, `data` must be a JSON
+        object. Raise DecodingError."""
         text = super().open(data, limits)
         value = {}
         if text.lstrip().startswith("{"):
@@ -124,8 +125,8 @@ class Fields(TextCodec):
         return self.open_json(value, limits)
 
     def open_json(self, value: Any, limits: Limits) -> Any:
-        """Return a string, or a dict of texts. Raise DecodingError for an unknown or missing key,
-        or a value of the wrong type."""
+        """Return a string, or a dict of strings and lists of strings. Raise DecodingError for an
+        unknown or missing key, a value of the wrong type, or an empty list."""
         if self.may_be_string and isinstance(value, str):
             return value
         is_complete = isinstance(value, dict) and value.keys() >= set(self.required)

@@ -34,7 +34,7 @@ LONGEST_TOKEN = 100
 PORTION = 2**18
 # maps a text of a pair to its number of tokens and the part of the text that is read
 Measured = dict[str, tuple[int, str]]
-# maximum number of characters that are read, even if the model accepts more tokens
+# maximum number of characters of a text that are read, even if the model accepts more tokens
 LONGEST_TEXT = PORTION
 # If a text of a pair has more than SHORT · max_length characters, it is cut before the pair is
 # tokenized.
@@ -206,9 +206,9 @@ class TextTokenizer:
         return max(len(text) - self.max_characters, 0)
 
     def _portions(self, texts: Sequence[Text]) -> Iterator[Sequence[Text]]:
-        """Yield the texts in portions, each with about PORTION characters to read. A longer text is
-        cut to one character more than `max_characters`, so that `encode` can see that it was
-        cut."""
+        """Yield the texts in portions, each with about PORTION characters to read. A text with more
+        than `max_characters` characters is cut to `max_characters` + 1, so that `encode` can see
+        that it was too long."""
         portion: list[Text] = []
         characters = 0
         for text in texts:
@@ -223,9 +223,10 @@ class TextTokenizer:
             yield portion
 
     def _shortened(self, text: Text, measured: Measured) -> Text:
-        """Return a text unchanged, and a pair with its long texts cut to twice as many tokens as
-        the model takes. Without the cut, the library would combine every overflowing part of one
-        text with every part of the other, which takes 10 s for two texts of 20,000 hash signs."""
+        """Return a single text unchanged, and a pair with its long texts cut to at most twice as
+        many tokens as the model takes. Without the cut, the library would combine every overflowing
+        part of one text with every part of the other, which takes 10 s for two texts of 20,000 hash
+        signs."""
         if isinstance(text, str):
             return text
         halves = []

@@ -14,7 +14,7 @@ from typing import IO, Any
 
 LINE_LIMIT = 16 * 1024  # bytes of a line that are logged; the rest is dropped
 CHUNK = 64 * 1024  # bytes to read at a time, as many as a pipe can hold
-ENTRY = '{"'  # the beginning of nginx's and gunicorn's log entries, which are JSON
+ENTRY = '{"'  # the beginning of a log entry in JSON, such as gunicorn's and nginx's access log
 OUTPUT_END_TIMEOUT = 1.0  # seconds to wait for the end of a process's output
 OUTPUT_PATIENCE = 1.0  # seconds for which the log's reader may pause before lines are dropped
 # Characters with which a caller could control a terminal or forge a log line. They are escaped in
@@ -86,8 +86,8 @@ def as_text(process: str, line: str, level: str = "") -> str:
 
 def read_text(line: str, level: str = "") -> dict[str, str]:
     """Return the fields of a log line that is not JSON: its level, its message and, if the line
-    contains it, the source file as "logger". If the line does not contain its level, use `level`
-    or, if that is "", guess it."""
+    contains them, the source file and its line number as "logger". If the line does not contain
+    its level, use `level` or, if that is "", guess it."""
     matches = [prefix.match(line) for prefix in PREFIXES]
     match = next(filter(None, matches), None)
     if match is None:
@@ -122,8 +122,9 @@ class Output:
         self._dropped = 0
 
     def write(self, process: str, *lines: str, level: str = "") -> None:
-        """Write the lines. If the reader does not take all of them, because it pauses for more than
-        OUTPUT_PATIENCE seconds, count all of them as dropped."""
+        """Write log lines of `process`, with `level` as in read_text. If the reader does not take
+        all of them, because it pauses for more than OUTPUT_PATIENCE seconds, count all of them as
+        dropped."""
         formatted = [self._format(process, line, level) for line in lines]
         data = "".join(f"{line}\n" for line in formatted).encode()
         with self._lock:

@@ -25,7 +25,9 @@ FEWEST_REQUESTS = 512
 # if the memory for requests cannot hold MOST_UPLOADS bodies of the maximum size.
 MOST_UPLOADS = 64
 NGINX_FOLDERS = "/usr/sbin:/usr/local/sbin"  # these are not on every user's PATH
-USUAL_CONNECTIONS = 4096  # connections of an nginx worker, idle ones included, unless it needs more
+# Maximum number of connections of an nginx worker, including idle ones. The number is higher if
+# SERVE_MAX_CONCURRENCY needs more, and lower if the worker may not open that many files.
+USUAL_CONNECTIONS = 4096
 NGINX_LOG_LEVELS = {
     "debug": "info",
     "info": "warn",
@@ -33,11 +35,12 @@ NGINX_LOG_LEVELS = {
     "error": "error",
     "critical": "crit",
 }
-# bytes; when smaller blocks are freed, malloc keeps them. This is the maximum that malloc allows.
+# Bytes; if malloc gets this threshold, it keeps the memory of smaller blocks when they are freed.
+# This is the maximum that malloc allows.
 MALLOC_THRESHOLD = f"{32 * 2**20}"
-# Lines of nginx's error log that are dropped. The first pattern matches an error for each /ping
-# that the supervisor sends before gunicorn listens, which the supervisor logs itself. The second
-# matches an error for each body that is too large, which the access log already contains.
+# Lines of nginx's error log that are dropped. The first pattern matches the error for each GET
+# /ping while gunicorn does not listen, because the supervisor logs that the server is not ready.
+# The second matches the error for each body that is too large, which the access log also contains.
 NGINX_NOISE = (
     r'connect\(\) to unix:\S+ failed .* request: "GET /ping HTTP',
     "client intended to send too large body",

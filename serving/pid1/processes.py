@@ -26,10 +26,10 @@ AGENT_TEMPLATE = Path(__file__).with_name("cloudwatch.json")
 # Maximum seconds that tritonserver gets to exit. nginx and gunicorn are stopped first, so it would
 # only wait for instances that hang or have died.
 EXIT_SECONDS = 5
-# Threads for each model of a Python backend if models are loaded by calls. There may be 1,000
-# models, which is too many for Triton's default of 32 threads each.
+# Threads that tritonserver starts for each instance of a model on a Python-based backend if calls
+# load the models. There may be 1,000 models, too many for the default of 32 threads each.
 PYTHON_THREADS = 4
-LOADS_AT_ONCE = 32  # models that Triton loads at the same time if calls load the models
+LOADS_AT_ONCE = 32  # maximum number of models that Triton loads at a time if calls load them
 # How long idle threads of OpenBLAS spin, as a power of two: 2^16 cycles are about 25 µs. By default
 # they spin for 2^28 cycles (0.1 s) after each product of large matrices (OpenBLAS's blas_server.c),
 # although other threads may need the processors.
@@ -40,13 +40,13 @@ OPENBLAS_SPINNING = "16"
 OPENMP_SPINNING = "10000"
 # Lines of tritonserver's output that are dropped: the usage, which would hide the message about an
 # invalid option; empty lines and tables; messages of the library evhtp about connections on a Unix
-# socket; and the countdown at the end.
+# socket; info lines without a message; and the countdown at the end.
 TRITON_NOISE = (
     r"^(Usage: tritonserver|(?!.*[Ee]rror)[A-Z][A-Za-z/ ]*:$|\t|  -)",
     r"^\s*$|^[+|].*[+|]$|evhtp\.c.*NODELAY NOT SUPPORTED",
     r"^I\d{4} [\d:.]+ \d+ \S+\] (\"Timeout \d+: Found.*)?$",
 )
-# lines that are also dropped on a machine without a GPU, because they only say that there is none
+# lines that are also dropped if SERVE_DEVICE is cpu, because they only say that no GPU is used
 NO_GPU_NOISE = (
     r"^Error: Failed to initialize NVML$",
     r"\"(Unable to allocate pinned system memory|CUDA memory pool disabled|"
@@ -216,7 +216,7 @@ def triton(
 
 
 def triton_flags(settings: Settings, backends: Path) -> dict[str, object]:
-    """Return tritonserver's own options, without its backends' options."""
+    """Return the options that `serve` sets for tritonserver itself, not for its backends."""
     flags: dict[str, object] = {
         # tritonserver loads all staged models before it listens. After that, the model manager
         # loads and unloads models.

@@ -25,9 +25,9 @@ SHARED_MEMORY = Path("/dev/shm")
 
 
 def set_file_limit(max_concurrency: int) -> int:
-    """Set the limit of open files for this process and all that it starts to MOST_FILES or, if
-    requests need more, to what they need, but not above the hard limit. Return the new limit. Raise
-    SettingsError if it is too low for `max_concurrency` requests."""
+    """Set the limit of open files for this process and all that it starts: to MOST_FILES or, if
+    `max_concurrency` requests need more, to the number that they need, but not above the hard
+    limit. Return the new limit. Raise SettingsError if the hard limit is too low for them."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     needed = max(FEWEST_FILES, OWN_FILES + FILES_PER_REQUEST * max_concurrency)
     limit = max(needed, MOST_FILES)
@@ -84,10 +84,10 @@ def new_prefix() -> str:
 
 @contextlib.contextmanager
 def shared_memory_lock(prefix: str, folder: Path = SHARED_MEMORY) -> Iterator[None]:
-    """Remove files that killed servers have left in /dev/shm. They can outlive a container if
-    /dev/shm is a volume of its pod, or that of the host. Inside the `with` block, hold a lock that
-    keeps other servers from removing this server's files, whose names begin with `prefix`. At its
-    end, remove these files."""
+    """Remove files that killed servers have left in /dev/shm. They can outlive a container if it
+    uses its host's /dev/shm, or if /dev/shm is a volume of its pod. Inside the `with` block, hold a
+    lock that keeps other servers from removing this server's files, whose names begin with
+    `prefix`. At the end of the block, remove these files."""
     for lock in folder.glob(f"lock-serve-{'[0-9a-f]' * 16}"):
         with contextlib.suppress(OSError), lock.open("r+b") as file:
             # fails if the server that created the lock file is still running

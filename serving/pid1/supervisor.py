@@ -6,7 +6,7 @@
 From either stage, a signal in STOP_SIGNALS or a failure leads to the stage `stopping`.
 
 A process that dies is restarted after a pause, which grows with its deaths in the last minute. A
-process that does not answer its health check (`Process.answers_at`) for `hang_timeout` seconds is
+process that stops answering its health check (`Process.answers_at`) for `hang_timeout` seconds is
 killed, which counts as a death.
 
 Supervision fails, and the log says why, if a process that is not optional cannot be started or dies
@@ -29,9 +29,9 @@ DEATHS_ALLOWED = 5  # deaths of one process within WINDOW seconds
 WINDOW = 60.0
 BACKOFF_FIRST = 0.25  # seconds between the first death of a process and its restart
 BACKOFF_MAX = 8.0  # maximum seconds between a death and the restart
-# seconds between rounds of the loop while waiting for a process or for readiness
+# maximum seconds between rounds of the loop while waiting for a process or for readiness
 POLL_INTERVAL = 0.1
-IDLE_INTERVAL = 1.0  # seconds between rounds of the loop once everything is running and ready
+IDLE_INTERVAL = 1.0  # maximum seconds between rounds once everything is running and ready
 REPORT_INTERVAL = 5.0  # seconds between log lines that say why the container is not ready yet
 # Seconds that a stop may take if the server was never ready. No request is in flight then, and
 # waiting longer would not help, because tritonserver ignores the signal while it loads models.
@@ -173,7 +173,8 @@ class Supervisor:
         return "not out of memory" if self._oom_kills == before else OUT_OF_MEMORY
 
     def _kill_hung_processes(self) -> None:
-        """Kill each process that has not answered for `hang_timeout`. `reap` then returns it."""
+        """Kill each process that has not answered for `hang_timeout` seconds, if that is not 0.
+        `_reap` returns the process once it has ended."""
         limit = self._settings.hang_timeout
         if not limit:
             return

@@ -62,8 +62,9 @@ QUIET = (
 
 @dataclass(frozen=True)
 class Report:
-    """What a check found. `mistakes` are pairs of a model and what is wrong with it. The other
-    models, `sound`, loaded and answered, unless `not_loaded` says why none was loaded."""
+    """The result of a check. `mistakes` contains pairs (model, what is wrong with it), and `sound`
+    the other models. These loaded and answered their examples, unless `not_loaded` says why no
+    model was loaded."""
 
     mistakes: list[tuple[str, str]]
     sound: list[str]
@@ -71,12 +72,12 @@ class Report:
 
 
 def main(words: list[str]) -> int:
-    """Check the models that are loaded at startup, and print the Report: as JSON with the word
-    `json`, otherwise as text. Return 1 if a model has a mistake, else 0, even if no model could be
-    loaded because there is no tritonserver."""
-    # end by an exception, so that the temporary tritonserver is stopped
+    """Check the models that are loaded at startup, and print the Report: as JSON if `words`
+    contains "json", otherwise as text. Return 1 if a model has a mistake, else 0, even if no model
+    could be loaded because there is no tritonserver."""
+    # at SIGTERM, raise an exception, so that the temporary tritonserver is stopped
     signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(128 + signal.SIGTERM))
-    # only the report goes to the output; whatever a model's client.py prints goes to the errors
+    # only the report goes to stdout; whatever a model's client.py prints goes to stderr
     with os.fdopen(os.dup(sys.stdout.fileno()), "w") as output:
         os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
         return _check_and_print(output, as_json="json" in words)
@@ -115,7 +116,7 @@ def check(settings: Settings, folders: Mapping[str, Path]) -> Report:
             failures = dict(failures_in_tritonserver(settings, folders, to_load))
     except FileNotFoundError as err:
         return Report(mistakes, to_load, f"the models were not loaded: {err}")
-    for name in to_load:  # a failure of another model repeats a mistake that is already reported
+    for name in to_load:  # the mistakes of other models in `failures` are already reported
         if name in failures:
             mistakes.append((name, " ".join(failures[name].split())))
     return Report(mistakes, [name for name in to_load if name not in failures])
@@ -150,7 +151,8 @@ def check_models(settings: Settings, folders: Mapping[str, Path]) -> Iterator[tu
 def _mistakes(
     name: str, folder: Path, file: Path, settings: Settings
 ) -> Iterator[tuple[Path, str]]:
-    """Yield (the file with the mistake, what is wrong) for one file with a configuration."""
+    """Yield (file with the mistake, what is wrong) for each mistake in `file`, a configuration of
+    the model, or in the client that the configuration names."""
     try:
         config = read_merged(folder, file)
     except Unreadable as err:
@@ -168,8 +170,8 @@ def _mistakes(
 
 
 def _mistakes_of_client(model: Model) -> Iterator[str]:
-    """Create the client, compare the tensors that it makes from the model's example with the inputs
-    in config.pbtxt, and yield the mistakes."""
+    """Create the model's client, and compare the tensors that it makes from the model's example
+    with the model's inputs. Yield what is wrong. Yield nothing if the model has no client."""
     file = ServedModel(model).example_file()
     example = file.name if file else "the client's example"
     failure = "the client cannot be made"  # what to report if the next step fails

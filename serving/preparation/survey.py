@@ -81,10 +81,10 @@ def survey(settings: Settings, backends: Path, stages: bool = False) -> Survey:
 
 @dataclass(frozen=True)
 class Chosen:
-    """The models to serve. `folders` are the final folders of the repositories; `models` and
-    `configs` map each model's name to its folder and its configuration; `default` is the model for
-    requests that name none, or ""; `unreadable` maps names to the reason why a configuration cannot
-    be used."""
+    """The models to serve. `folders` are the repositories, as `_actual_repository` returns them;
+    `models` and `configs` map each model's name to its folder and its configuration; `default` is
+    the model for requests that name none, or ""; `unreadable` maps the names of models that cannot
+    be served to the reasons, and grows while the models are prepared."""
 
     folders: tuple[Path, ...]
     models: Mapping[str, Path]
@@ -96,7 +96,7 @@ class Chosen:
 
 def _choose_engines(settings: Settings, backends: Path, chosen: Chosen) -> dict[str, Choice]:
     """Return the engine choices, keyed by model name. Add models whose configuration cannot be used
-    to `unreadable`."""
+    to `chosen.unreadable`."""
     processor = this_processor(backends)
     choices: dict[str, Choice] = {}
     for name, folder in chosen.models.items():
@@ -112,9 +112,10 @@ def _choose_engines(settings: Settings, backends: Path, chosen: Chosen) -> dict[
 
 
 def _stage(settings: Settings, backends: Path, chosen: Chosen) -> dict[str, Choice]:
-    """Stage every model that is not `unreadable`, and write the first table of models. Add models
-    that cannot be staged to `unreadable`. Return the engine choices, keyed by model name. Raise
-    OSError if a file cannot be read or written.
+    """Stage every model that is not in `chosen.unreadable`, from a copy of its folder if the policy
+    requires that, and write the first table of models. Add models that cannot be staged to
+    `chosen.unreadable`. Return the engine choices, keyed by model name. Raise OSError if a file
+    cannot be read or written.
 
     tritonserver loads all staged models whenever it starts. After startup, only the model manager
     changes the staged models and the table.
@@ -172,7 +173,7 @@ def choose_models(
         "a model.tar.gz of it: tar czf model.tar.gz -C REPOSITORY resnet"
     )
     models = _collect_models(final, warnings, example)
-    named_by = dict.fromkeys(load, "SERVE_LOAD_MODELS")  # maps names to variables
+    named_by = dict.fromkeys(load, "SERVE_LOAD_MODELS")  # model -> the variable that names it
     if default:
         named_by.setdefault(default, "SAGEMAKER_TRITON_DEFAULT_MODEL_NAME")
     _raise_any(_unknown_names(named_by, models, final))
@@ -281,9 +282,10 @@ def _actual_repository(folder: Path, warnings: list[str]) -> Path:
 
 
 def _collect_models(folders: Sequence[Path], warnings: list[str], example: str) -> dict[str, Path]:
-    """Return the folders of all models, keyed by name. Add a warning for each other folder. Raise
-    LayoutError if a repository is missing, cannot be read or is itself a model, if two have a model
-    of the same name, or if there is no model. `example` is added to the error."""
+    """Return the folders of all models, keyed by name. Add a warning for each other folder, except
+    CLIENTS. Raise LayoutError if a repository is missing, cannot be read or is itself a model, if
+    two repositories have a model of the same name, or if there is no model. `example` is added to
+    the error."""
     models: dict[str, Path] = {}
     mistakes: list[str] = []
     for folder in folders:

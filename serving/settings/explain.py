@@ -69,8 +69,8 @@ def config_text(settings: Settings, environ: Mapping[str, str]) -> str:
 
 
 def warnings_of_unknown_variables(environ: Iterable[str]) -> list[str]:
-    """Return a warning for each variable whose name begins like that of a setting, but which is not
-    a setting."""
+    """Return a warning for each variable in `environ` whose name begins with one of PREFIXES, but
+    which is not a setting."""
     names = list(chain.from_iterable(row.variables for row in SETTINGS))
     unknown = sorted(name for name in environ if name.startswith(PREFIXES) and name not in names)
     warnings = []

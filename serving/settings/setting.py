@@ -103,8 +103,8 @@ def parse_port_range(text: str) -> tuple[int, ...]:
 
 
 def parse_switch(text: str) -> str:
-    """Return the word in lower case. Replace words for a boolean, such as yes or 0, by true or
-    false."""
+    """Return "true" or "false" for a word that means a boolean, such as yes or 0. Return any other
+    text in lower case: `choices` decides whether it is allowed."""
     word = BOOLEANS.get(text.lower(), text)  # a boolean or the text itself
     return str(word).lower()
 

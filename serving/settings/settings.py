@@ -491,7 +491,7 @@ class Settings:
     manager_socket = _File("manager.sock")  # where the model manager serves HTTP
     deaths_socket = _File("deaths.sock")  # where workers report that a model's process has died
     gunicorn_socket = _File("gunicorn.sock")
-    large_socket = _File("gunicorn-large.sock")  # for requests with large bodies
+    large_socket = _File("gunicorn-large.sock")  # for large and compressed bodies (nginx.conf)
     # tritonserver listens on sockets in a folder that only the container's user may enter. So it
     # needs no secret: processes of other users, sidecars and browsers can reach it only through
     # nginx.
@@ -504,9 +504,9 @@ class Settings:
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str], machine: Machine | None = None) -> "Settings":
-        """Read the settings from the variables, check them, and replace each "auto" or 0 whose
-        value is already known. Raise a SettingsError that lists all invalid values or, if
-        there are none, all contradictions."""
+        """Read the settings from the variables in `environ`, check them, and replace most values
+        "auto" and 0 by the values that they stand for. Raise a SettingsError that lists all invalid
+        values or, if there are none, all contradictions."""
         values: dict[str, Any] = {}
         mistakes: list[str] = []
         for setting in SETTINGS:
@@ -573,16 +573,17 @@ class Settings:
 
     @property
     def all_workers(self) -> int:
-        """Return the number of gunicorn's workers. Half of them answer only requests with large
-        bodies (nginx.conf), because while a thread parses a body of 25 MB, all other threads of its
-        worker wait for up to 0.2 s. An idle worker takes 3 MB of memory."""
+        """Return the number of gunicorn's workers. Half of them answer only requests with large or
+        compressed bodies (nginx.conf), because while a thread parses a body of 25 MB, all other
+        threads of its worker wait for up to 0.2 s. An idle worker takes 3 MB of memory."""
         return 2 * self.workers
 
     @property
     def large_connections(self) -> int:
-        """Return how many requests with large bodies one worker accepts at a time. Further requests
-        with large bodies wait for a connection. Together, the workers for large bodies leave a
-        quarter of SERVE_MAX_CONCURRENCY to requests with small bodies."""
+        """Return how many requests each of the workers for large bodies accepts at a time. Further
+        requests with large bodies wait for a connection. Together, these workers leave a quarter of
+        SERVE_MAX_CONCURRENCY to requests with small bodies, unless SERVE_MAX_CONCURRENCY is so low
+        that each accepts only one."""
         return max(1, LARGE_PERCENT * self.max_concurrency // (100 * self.workers))
 
     @property
@@ -716,9 +717,9 @@ def _contradictions_of_arguments(settings: Settings) -> Iterator[str]:
 
 
 def _exclusive_modes(settings: Settings) -> list[str]:
-    """Return which of the settings that exclude each other are set. The first three choose
-    different policies for loading models. The last one exposes Triton's names of models. Only with
-    the policy AT_START do these always equal the names that callers know."""
+    """Return those settings that are set and exclude each other. The first three choose different
+    policies for loading models. With SERVE_KSERVE=trusted, calls go to Triton unchanged, and only
+    the policy AT_START guarantees that Triton's names of the models are those that callers know."""
     modes = {
         "SERVE_RELOAD=true": settings.reload == "true",
         "SAGEMAKER_MULTI_MODEL=true": settings.multi_model,
