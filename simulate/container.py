@@ -69,9 +69,10 @@ class CannotStart(Exception):
 
 @dataclass(frozen=True)
 class Launch:
-    """Says how to start a container. `folder` is a new folder for its files. `model` becomes
-    /opt/ml/model, and `models` becomes /opt/ml/models; an image gets them read-only. If `image` is
-    "", `program` runs as a plain process."""
+    """Says how to start a container. `folder` is a new folder for its files. `memory` is
+    the instance's memory in bytes. An image gets `model` at /opt/ml/model and `models` at
+    /opt/ml/models, both read-only. If `image` is "", `program` runs as a plain process, with a copy
+    of `model` or with `models` itself."""
 
     folder: Path
     environment: Mapping[str, str]
@@ -176,7 +177,8 @@ class Plain(Process):
 class Image(Process):
     """A container that runs an image. The engine's process lives as long as the container, and
     passes on the container's output and exit code. Creating an object starts the container and
-    waits for its first process, or raises CannotStart if there is no such image or no process."""
+    waits for its first process, or raises CannotStart if there is no such image or the container
+    does not start."""
 
     def __init__(self, launch: Launch) -> None:
         self._engine = launch.engine
@@ -442,7 +444,8 @@ def translated_errors(journal: Journal, rule: str, endpoint: str) -> Iterator[No
 
 def parts_of(reply: urllib3.BaseHTTPResponse, deadline: float) -> Iterator[bytes]:
     """Yield the parts of the body as they arrive. Raise ReadTimeoutError after a part that arrives
-    later than `deadline`, or if no part arrives within the time limit of `Container.send`."""
+    later than `deadline`, or if no part arrives within the read timeout that `Container.send`
+    set."""
     while part := reply.read1(65536):
         yield part
         if time.monotonic() > deadline:
