@@ -92,7 +92,7 @@ def compare(
     example. Models with a client of the user's own are always compared on their example. Tabular
     models and models without a client are always compared on random tensors.
     """
-    # None also for a client of the user's own
+    # None if there is no client, or if it is the user's own
     family = family_of(source_of(client)) if client else None
     samples = family.samples if family else None
     if client is None or (family and not samples):

@@ -128,8 +128,8 @@ def publish(folder: Path, target: Path) -> None:
 
 
 def keep_reference(folder: Path, source_sha256: str) -> None:
-    """Copy the folder's version 1, which is still in fp32 and has this SHA-256, into the cache,
-    unless it is there already."""
+    """Copy the folder's version 1, which is still in fp32 and has the digest `source_sha256`, into
+    the cache, unless it is there already."""
     target = reference_folder(source_sha256)
     if not target.is_dir():
         with scratch_folder(target.parent) as scratch:

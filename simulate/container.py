@@ -69,8 +69,8 @@ class CannotStart(Exception):
 
 @dataclass(frozen=True)
 class Launch:
-    """Says how to start a container. `folder` is a new folder for its files. `memory` is
-    the instance's memory in bytes. An image gets `model` at /opt/ml/model and `models` at
+    """Says how to start a container. `folder` is a new folder for its files. `memory` is the
+    instance's memory in bytes. An image gets `model` at /opt/ml/model and `models` at
     /opt/ml/models, both read-only. If `image` is "", `program` runs as a plain process, with a copy
     of `model` or with `models` itself."""
 
@@ -245,7 +245,8 @@ def find_engine() -> str:
 
 
 def platform_variables(port: int) -> dict[str, str]:
-    """Return the variables that the platform sets."""
+    """Return the environment variables that the platform sets for every container. The container
+    must listen on `port`."""
     return {"SAGEMAKER_BIND_TO_PORT": str(port), "SAGEMAKER_SAFE_PORT_RANGE": SAFE_PORTS}
 
 
@@ -286,8 +287,8 @@ class Container:
     stops it and removes the folder.
 
     `was_healthy` is true if /ping has returned 200 at least once. `killed` is true if the simulator
-    has killed the container as the kernel would. `refused` is the number of connections that the
-    container has not accepted since the last complaint about them.
+    has killed the container because it used too much memory. `refused` is the number of connections
+    that the container has not accepted since the last complaint about them.
     """
 
     def __init__(self, launch: Launch, journal: Journal) -> None:

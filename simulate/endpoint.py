@@ -109,9 +109,9 @@ class Endpoint:
 
     def _send(self, container: Container, call: Call, stack: ExitStack) -> urllib3.BaseHTTPResponse:
         """Send a call and return the reply, which `stack` closes. On a multi-model endpoint, first
-        load the model if it is not loaded. If the container has lost the model, load it again; if
-        it has no memory for the model, evict another one. Then send the call again, at most
-        ATTEMPTS times in all. Raise PlatformError if no attempt succeeds."""
+        load the model if it is not loaded. If the container then replies that it has lost the
+        model, load the model again; if it has no memory for the model, evict another one. Send the
+        call at most ATTEMPTS times. Raise PlatformError if the load or the call fails."""
         if self._models is None:
             return self._post(container, "/invocations", call, stack)
         for _ in range(ATTEMPTS):

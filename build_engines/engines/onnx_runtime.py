@@ -1,6 +1,6 @@
 """Creates the engines of --for cpu, openvino and gpu, which serve an ONNX or TorchScript file.
 
-They refuse fp16 for a CPU, because it was no faster than fp32 on any CPU that was measured.
+fp16 is refused for a CPU, because it was no faster than fp32 on any CPU that was measured.
 """
 
 from pathlib import Path
