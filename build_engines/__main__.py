@@ -44,16 +44,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def interrupt_at_signals() -> None:
-    """Make SIGTERM raise KeyboardInterrupt, as Ctrl-C does. A library sometimes swallows the
-    exception (once in 300 builds), so a timer raises it again."""
+    """Make SIGTERM raise KeyboardInterrupt, as Ctrl-C (SIGINT) does. A library sometimes swallows
+    the exception (once in 300 builds), so after both signals a timer raises it again."""
     for number in SIGNALS:
         signal.signal(number, _interrupt)
 
 
 def ignore_signals() -> None:
     """Ignore the signals that `interrupt_at_signals` handles, if it was called. The command `build`
-    calls this just before it publishes the model, so an interrupted command has not changed a
-    model."""
+    calls this just before it publishes the model, so `main` can say that an interrupted command
+    changed no model."""
     for number in SIGNALS:
         if signal.getsignal(number) is _interrupt:
             signal.signal(number, signal.SIG_IGN)
@@ -135,8 +135,8 @@ def _add_stored_model(
 
 
 def _add_build(parser: argparse.ArgumentParser) -> None:
-    """Add MODEL, --force, and a flag for each other field of Request. The flags have no defaults,
-    so that the defaults of Request apply."""
+    """Add MODEL, --force, and a flag for each of OPTION_FIELDS. The flags for these fields have no
+    defaults, so that the defaults of Request apply."""
     parser.set_defaults(run=_build)
     parser.add_argument(
         "model",

@@ -56,10 +56,10 @@ def _write(
     """Write one archive and return its path. The models' files are linked into a temporary folder
     and archived there; then the archive is moved into `out`.
 
-    `folders` maps each model's name to its folder, and `clients` maps a model that uses shared
-    clients to their folder. `ending` is appended to the archive's name. For a copy it is "-0", for
-    example; the models' names then end in "_0", and the configurations use these names. For the
-    model itself it is "".
+    `folders` maps each model's name to its folder, and `clients` maps the name of each model that
+    uses a shared client to the folder of shared clients. `ending` is appended to the archive's
+    name. For a copy it is "-0", for example; the models' names then end in "_0", and the
+    configurations use these names. For the model itself it is "".
     """
     target = out / f"{name}{ending}.tar.gz"
     names = {part: f"{part}{ending.replace('-', '_')}" for part in folders}
@@ -95,7 +95,7 @@ def _pack(parent: Path, names: Iterable[str], file: Path) -> None:
 
 
 def _anonymous(entry: tarfile.TarInfo) -> tarfile.TarInfo:
-    """Remove an entry's time and owner, and give it the usual permissions."""
+    """Return a copy of the entry without its time and owner, and with the usual permissions."""
     return entry.replace(
         deep=False,
         mtime=0,

@@ -68,8 +68,8 @@ def build(
     with scratch_folder(request.repository) as folder:
         model_spec = family.write_model(weights, request, folder)
         source_sha256 = digest_of_version(folder / "1")
-        # `verify` needs the fp32 model. It finds it in the version's folder, unless something was
-        # changed or added there. TensorRT adds its plan.
+        # `verify` needs the fp32 model. It accepts the one in the version's folder only if the
+        # folder is unchanged, but INT8 overwrites the model, and TensorRT adds its plan.
         is_converted = request.precision != "fp32" or request.target == "tensorrt"
         if model_spec.platform == ONNX and is_converted:
             keep_reference(folder, source_sha256)
@@ -116,9 +116,10 @@ def _compare_with_fp32(folder: Path, source_sha256: str, request: Request) -> No
 
 
 def _sources(request: Request, weights: Weights) -> dict[str, Any]:
-    """Return what the result of the build depends on, for the entry `made_from` in build.json: the
-    request, with file names and digests instead of this machine's paths, and, for TensorRT, the GPU
-    and the version. Of --calibration, only the name of the folder or file is recorded."""
+    """Return the entry `made_from` of build.json: the inputs that cause a new build if they change.
+    These are the request, with file names and digests instead of this machine's paths, and, for a
+    TensorRT plan, the GPU and the version of TensorRT. Of --calibration, only the name of the
+    folder or file is recorded, so changed samples do not cause a new build."""
     sources = asdict(request)
     for field in ("repository", "name", "load"):  # they do not change the result
         del sources[field]
@@ -137,7 +138,8 @@ def _sources(request: Request, weights: Weights) -> dict[str, Any]:
 
 
 def _is_up_to_date(model_folder: Path, made_from: Mapping[str, Any]) -> bool:
-    """Return whether the folder was built from the same sources, and its files have not changed."""
+    """Return whether the folder was built from `made_from`, and still has the files that the build
+    wrote, unchanged."""
     record = read_record(model_folder)
     return (
         bool(record)

@@ -1,5 +1,5 @@
 """Reads and writes build.json, which records what a folder was built from, and finds the cache of
-fp32 models."""
+fp32 models and of TensorRT's timings."""
 
 import hashlib
 import json

@@ -32,7 +32,8 @@ TENSOR_COSINE = 0.99  # the minimum cosine similarity of two outputs that match
 
 @dataclass(frozen=True)
 class Score:
-    """A measured value, the lowest value that passes, and what it was measured on."""
+    """A measured `value`, the lowest value that passes (`limit`), and a `note` that says on which
+    samples or tensors it was measured."""
 
     name: str
     value: float
@@ -55,7 +56,8 @@ def verify(
 ) -> list[Score]:
     """Compare a built model with `reference`, and return the scores. The default reference is the
     fp32 model that the build kept in the cache or, if the model's own file is still the fp32 file,
-    that file. Raise BuildError if there is neither, or if one of the models cannot be run."""
+    that file. `source` and `count` select the samples, as in `compare`. Raise BuildError if there
+    is no reference, or if one of the models cannot be run."""
     if not reference:
         reference = _find_reference(stored)
     engine, fp32 = runner_of(stored), OnnxFile(reference)
@@ -90,7 +92,7 @@ def compare(
     example. Models with a client of the user's own are always compared on their example. Tabular
     models and models without a client are always compared on random tensors.
     """
-    # None also for a client of the user's own
+    # None if there is no client, or if it is the user's own
     family = family_of(source_of(client)) if client else None
     samples = family.samples if family else None
     if client is None or (family and not samples):

@@ -95,8 +95,8 @@ def model_config(
 
 
 def _declare_tensor(target: Any, spec: TensorSpec, max_batch_size: int) -> None:
-    """Declare a tensor. A scalar is declared as [1], because config.pbtxt cannot declare []:
-    callers see [1] (in a batch [n, 1]), and the model sees [] (in a batch [n])."""
+    """Declare a tensor. A scalar is declared as [1], because config.pbtxt cannot declare []. If the
+    model takes batches, callers therefore see [n, 1], and `reshape` makes the model see [n]."""
     target.name, target.data_type = spec.name, data_type(spec.datatype)
     target.dims.extend(spec.shape or (1,))
     if not spec.shape and max_batch_size:

@@ -23,8 +23,9 @@ class UsageError(BuildError):
 
 @contextmanager
 def explained(what: str) -> Iterator[None]:
-    """Turn any exception in this context, except a BuildError, into a BuildError whose message is
-    `what` and the reason. The exceptions of libraries and clients have no common base class."""
+    """Turn any Exception in this context, except a BuildError, into a BuildError whose message is
+    `what` and the reason. The exceptions of libraries and clients have no other common base
+    class."""
     try:
         yield
     except BuildError:

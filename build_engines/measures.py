@@ -47,9 +47,9 @@ class Samples:
         self, client: ModelClient, source: Path, held_out: bool | None = None
     ) -> Iterator[Any]:
         """Return the instances of `source`: those held out of calibration if `held_out` is True,
-        the others if it is False, or all if it is None. Raise UsageError if there are no samples,
-        or too few to hold some out. The iterator raises BuildError at an image that cannot be
-        read."""
+        the others if it is False, or all if it is None. Raise UsageError if `source` cannot be
+        read, or has no samples, or too few to hold some out. The iterator raises BuildError at an
+        image that cannot be read."""
         samples = self.find(source)
         if held_out is not None:
             samples = _select(source, samples, held_out)
@@ -142,8 +142,9 @@ def cosine(ours: NDArray[Any], theirs: NDArray[Any]) -> float:
 
 @dataclass(frozen=True)
 class Measure:
-    """Measures how similar two predictions are. `similarity` returns 1 for equal predictions, less
-    for others, or None if neither detects anything. `limit` is the lowest mean that passes."""
+    """Measures how similar two predictions are. `similarity` returns at most 1, which is its value
+    for equal predictions, or None if neither prediction detects anything. `limit` is the lowest
+    mean similarity that passes."""
 
     name: str
     limit: float

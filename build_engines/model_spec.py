@@ -80,10 +80,9 @@ class Engine:
     ONNX or TorchScript file itself, which may be quantized.
 
     `bound_to` names what the engine depends on, such as the GPU and the version of TensorRT
-    ("engine" in build.json).
-    `runs_on_cpu` is true if the engine always runs on a CPU. `cpu_parameters` go into the
-    configuration for a CPU. `accelerator` contains the parameters of ONNX Runtime's TensorRT
-    provider for the configuration for a GPU.
+    ("engine" in build.json). `runs_on_cpu` is true if the engine always runs on a CPU.
+    `cpu_parameters` go into the configuration for a CPU. `accelerator` contains the parameters of
+    ONNX Runtime's TensorRT provider for the configuration for a GPU.
     """
 
     platform: str

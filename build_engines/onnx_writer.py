@@ -13,10 +13,10 @@ Array = NDArray[Any]
 Shape = Sequence[int | str | None]
 
 ML = "ai.onnx.ml"  # the domain of the operators for scikit-learn's models, which no GPU supports
-# The newest versions that all of skl2onnx's converters support. Triton 23.01 runs both. 17 is the
-# first version with LayerNormalization.
+# The newest opset of each domain that all of skl2onnx's converters support. Triton 23.01 runs both.
+# 17 is the first opset with LayerNormalization.
 OPSETS = {"": 17, ML: 3}
-IR_VERSION = 8  # the version of ONNX 1.12, which the ONNX Runtime of Triton 23.01 reads
+IR_VERSION = 8  # the IR version of ONNX 1.12, which the ONNX Runtime of Triton 23.01 reads
 INPUT_TYPES = {
     "FP32": TensorProto.FLOAT,
     "FP64": TensorProto.DOUBLE,

@@ -31,7 +31,8 @@ STALE_SECONDS = 86400
 @contextmanager
 def scratch_folder(parent: Path) -> Iterator[Path]:
     """Yield a new folder in `parent` that Triton and this project's tools ignore. On exit, remove
-    it if it still exists, and also remove `parent` if it was created here and is empty.
+    the folder if it still exists (`publish` renames it), and also remove `parent` if it was created
+    here and is empty.
 
     Folders that killed builds left behind are removed when they are more than a day old.
     """
@@ -112,8 +113,8 @@ def add_users_files(folder: Path, target: Path) -> None:
 
 def publish(folder: Path, target: Path) -> None:
     """Move the complete folder to `target`, replacing any folder that is there. If the process is
-    killed between the two renames, there is no `target`, and the old folder is left beside it as
-    `.old-NAME-PID`."""
+    killed between the two renames, there is no `target`; the old folder is left in the same parent
+    folder as `.old-NAME-PID`."""
     old = target.with_name(f".old-{target.name}-{os.getpid()}")
     if target.exists():
         target.rename(old)
@@ -127,8 +128,8 @@ def publish(folder: Path, target: Path) -> None:
 
 
 def keep_reference(folder: Path, source_sha256: str) -> None:
-    """Copy the folder's version 1, which is still in fp32 and has this SHA-256, into the cache,
-    unless it is there already."""
+    """Copy the folder's version 1, which is still in fp32 and has the digest `source_sha256`, into
+    the cache, unless it is there already."""
     target = reference_folder(source_sha256)
     if not target.is_dir():
         with scratch_folder(target.parent) as scratch:

@@ -2,9 +2,9 @@
 """Declares the options of `build`. Each field of Request, except `model`, is also a flag of the
 command line.
 
-Two defaults of the command line are different (request_of in __main__.py): `target` is tensorrt if
-this machine has trtexec and a GPU, and `load` is true. As defaults of the class, they would make
-its users depend on the machine, or start a server.
+Two defaults of the command line differ from those here (request_of in __main__.py): `target` is
+tensorrt if this machine has trtexec and a GPU, and `load` is true. As defaults of the class, they
+would make its users depend on the machine, or start a server.
 """
 
 import argparse

@@ -103,8 +103,9 @@ RUNNERS: dict[str, Callable[[Path], Runner]] = {
 
 
 def runner_of(stored: StoredModel) -> Runner:
-    """Return a Runner for the model's newest version. It uses OpenVINO if the configuration names
-    it as `cpu_engine` ("auto" does not), or else the engine of the configuration's platform.
+    """Return a Runner for the model's newest version. It uses OpenVINO if `cpu_engine` in the
+    configuration is "openvino" (not if it is "auto"), or else the engine of the configuration's
+    platform.
 
     Raise BuildError if the model's file is missing, or for a platform that is not in RUNNERS.
     """

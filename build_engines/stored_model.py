@@ -18,8 +18,8 @@ from serving.repository.model_config import Unreadable, read_merged
 @dataclass(frozen=True)
 class StoredModel:
     """A model's folder in a repository. `config` is the ModelConfig that open_model has read, and
-    `model` is its description for a client. `record` is the content of build.json, or {} if there
-    is none that can be read."""
+    `model` describes the model to its client. `record` is the content of build.json, or {} if the
+    file is missing or cannot be read."""
 
     folder: Path
     config: Any

@@ -73,8 +73,8 @@ def build_parser() -> argparse.ArgumentParser:
 def main(
     words: Sequence[str], session: Callable[..., boto3.Session] = boto3.Session, poll: float = POLL
 ) -> int:
-    """Run a command. Return the exit code: 0, 1 if it failed, 2 if it raised UsageError, or 130 if
-    it was interrupted. If argparse rejects the words, it exits with 2."""
+    """Run the command in `words`. Return the exit code: 0, 1 if the command failed, 2 if it raised
+    UsageError, or 130 if it was interrupted. If argparse rejects the words, exit with 2."""
     flags = vars(build_parser().parse_args(words))
     command = flags.pop("command")
     options_class, run, _ = COMMANDS[command]

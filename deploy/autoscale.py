@@ -1,5 +1,5 @@
-"""Builds the requests for the command `autoscale`, which makes AWS adjust the number of instances
-to the load (target tracking), and removes the scaling."""
+"""Builds the requests of the command `autoscale`, after which AWS adjusts the number of instances
+to the load (target tracking). Also lists and removes an endpoint's scaling."""
 
 from typing import Any
 
@@ -37,7 +37,7 @@ def policy(name: str, metric: str, value: float) -> Reply:
 
 
 def targets(aws: Aws, name: str) -> list[Any]:
-    """Return a list with the variant's scalable target, which is empty if autoscaling is off."""
+    """Return the variant's scalable target in a list, or [] if autoscaling is off."""
     return aws.list(
         SERVICE,
         "DescribeScalableTargets",

@@ -66,8 +66,8 @@ class Aws:
         return [*chain.from_iterable(page.get(key, ()) for page in pages)]
 
     def write(self, service: str, operation: str, parameters: Reply) -> Reply:
-        """Make a call that changes something. In a dry run, print the call instead, and return an
-        empty reply."""
+        """Make a call that changes something, and return the reply. In a dry run, print the call
+        instead, and return an empty reply."""
         if not self.dry_run:
             return self.read(service, operation, **parameters)
         call = {"service": service, "operation": operation, "parameters": printable(parameters)}
@@ -126,7 +126,8 @@ class Aws:
 
     def _connect(self, service: str, url: str | None) -> Any:
         """Create a client for the service, at `url` if that is given. If there are no credentials,
-        do not sign the calls to `url`. Never retry a call to the runtime API."""
+        do not sign the calls to `url`. Never retry a call to the runtime API. Raise DeployError if
+        the region or a URL is invalid."""
         unsigned: dict[str, Any] = {}
         if url and self._session.get_credentials() is None:
             unsigned["signature_version"] = UNSIGNED

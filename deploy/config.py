@@ -74,8 +74,8 @@ def _check(operation: str, part: Any) -> None:
 
 
 def with_config(aws: Aws, config: Mapping[str, Any], operation: str, parameters: Reply) -> Reply:
-    """Return the operation's `parameters`, merged with its part in --config. This sends nothing. If
-    botocore's model does not allow a field, raise a UsageError that names it."""
+    """Return the operation's `parameters`, merged with its part in `config`, the content of
+    --config. Raise a UsageError that lists the fields that botocore's model does not allow."""
     merged: Reply = merge(parameters, config.get(operation, {}))
     aws.check(SERVICES[operation], operation, merged)
     return merged

@@ -20,8 +20,9 @@ CHANGING = ("Creating", "Updating", "SystemUpdating", "RollingBack", "Deleting")
 
 def create(options: Endpoint, aws: Aws) -> None:
     """Create the model, the endpoint configuration and the endpoint. Reuse those that already exist
-    with the same content. Replace an endpoint that has failed. Raise DeployError if it exists, has
-    not failed and has other settings, or if it does not have the stack's tags."""
+    with the same content. Replace an endpoint that has failed. Raise DeployError if the endpoint
+    exists with other settings and has not failed, if it does not have the stack's tags, or if it
+    fails."""
     model = model_request(options, aws, {})
     config = endpoint_config(options, aws, {}, model["ModelName"])
     current = _describe(options, aws)
@@ -168,8 +169,9 @@ def _instances(variant: Mapping[str, Any], endpoint: Mapping[str, Any]) -> str:
 
 
 def delete(options: Delete, aws: Aws) -> None:
-    """Delete the resources that have the stack's tags, after asking for confirmation. Keep the
-    image, the files in S3 and the logs. Raise DeployError if the user does not confirm."""
+    """Delete the resources that have the stack's tags, after asking for confirmation (except with
+    --yes or in a dry run). Keep the image, the files in S3 and the logs. Raise DeployError if the
+    user does not confirm."""
     resources: list[tuple[str, str]] = []
     for kind in KINDS:
         resources += [(kind, name) for name in names_in_stack(options, aws, kind)]

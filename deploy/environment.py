@@ -1,4 +1,4 @@
-"""Checks the environment variables for the container against the settings that it has, and masks
+"""Checks the environment variables for the container against the container's settings, and masks
 secrets."""
 
 import re

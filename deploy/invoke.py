@@ -74,7 +74,8 @@ def _body(options: Invoke) -> tuple[bytes, str]:
 
 def _attributes(options: Invoke) -> str:
     """Return the value of Custom-Attributes, the header that SageMaker passes to the container. It
-    contains the model, its version and its parameters."""
+    contains the model, its version and its parameters. Raise UsageError for an invalid
+    --parameter."""
     for text in options.parameter:
         if "=" not in text or ";" in text:
             raise UsageError(f"--parameter takes NAME=VALUE without a semicolon, got '{text}'")

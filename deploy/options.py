@@ -32,8 +32,8 @@ def option(default: Any, about: str, **words: Any) -> Any:
 
 def stack_name(text: str) -> str:
     """Return the text if it is a valid name of a stack, otherwise raise ArgumentTypeError.
-    SageMaker allows names of 63 characters. The limit of 46 leaves room for the suffixes that this
-    program appends."""
+    SageMaker allows names of up to 63 characters. The limit of 46 leaves room for the suffixes that
+    this program appends."""
     if not re.fullmatch(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,45}", text) or len(text) > 46:
         raise argparse.ArgumentTypeError(
             f"'{text}' must be at most 46 letters and digits, with - only between them"
@@ -101,8 +101,8 @@ class Push(Common):
 class Endpoint(Common):
     """The options of `update`, all of which `create` has too. If an option is None, `update` keeps
     the current value, and `create` uses the default. `role` and `multi_model` have flags only in
-    `create`. `own_tags` has no flag: it is the endpoint's tags, except those that mark the
-    stack."""
+    `create`. `own_tags` has no flag: `update` sets it to the endpoint's tags, except those that
+    mark the stack."""
 
     image: str | None = option(
         None, "image in ECR; default: the repository's, tag by git describe", metavar="URI"

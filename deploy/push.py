@@ -15,7 +15,8 @@ from deploy.stack import git_version, say
 
 
 def push(options: Push, aws: Aws) -> None:
-    """Log in to ECR, then tag and push the image. Print its URI to stdout."""
+    """Create the ECR repository if it does not exist, and log in to ECR. Then tag and push the
+    image, and print its URI to stdout. Raise DeployError if one of the engine's commands fails."""
     engine = options.engine or _working_engine(aws)
     tag = options.tag or git_version()
     token = aws.read("ecr", "GetAuthorizationToken")["authorizationData"][0]
@@ -33,7 +34,7 @@ def push(options: Push, aws: Aws) -> None:
 
 def _working_engine(aws: Aws) -> str:
     """Return the first of ENGINES that works. If none does, raise DeployError, or return "docker"
-    in a dry run, which runs no engine."""
+    in a dry run, which only prints the engine's commands."""
     for engine in ENGINES:
         if _works(engine):
             return engine

@@ -51,7 +51,8 @@ def _with_model_data(options: Endpoint, container: Reply) -> dict[str, Any]:
     if options.multi_model:
         return {**container, "Mode": "MultiModel", "ModelDataUrl": options.multi_model}
     if options.model_data:
-        # Mode, ModelDataUrl, ModelDataSource and ModelPackageName say where the models come from
+        # the keys that say where the models come from begin with "Mode": Mode, ModelDataUrl,
+        # ModelDataSource, ModelPackageName
         rest = {key: value for key, value in container.items() if not key.startswith("Mode")}
         return rest | _model_data(options.model_data)
     return dict(container)

@@ -14,7 +14,8 @@ KINDS = ("Endpoint", "EndpointConfig", "Model")  # in deletion order
 
 
 def say(text: str) -> None:
-    """Print progress to stderr."""
+    """Print a message for the user to stderr, because stdout is for results and for the calls of a
+    dry run."""
     print(text, file=sys.stderr, flush=True)
 
 
@@ -41,8 +42,8 @@ def tags(options: Common) -> list[dict[str, str]]:
 
 
 def tagged(options: Endpoint, parameters: Reply) -> Reply:
-    """Return the request with three kinds of tags: those that the endpoint already has, those in
-    --config, which replace them by key, and those that mark the stack."""
+    """Return the request with three kinds of tags: the endpoint's own tags, the tags in --config,
+    which replace own tags with the same key, and the tags that mark the stack."""
     others = {tag["Key"]: tag for tag in (*options.own_tags, *parameters.get("Tags", ()))}
     return {**parameters, "Tags": [*others.values(), *tags(options)]}
 

@@ -1,4 +1,4 @@
-"""Runs a SageMaker endpoint on your machine: python -m simulate."""
+"""Simulates a SageMaker endpoint on your machine: python -m simulate."""
 
 import argparse
 import os
@@ -137,9 +137,10 @@ def main(arguments: list[str]) -> int:
 
 
 def run(options: argparse.Namespace, journal: Journal, folder: Path) -> int:
-    """Run the endpoint until a signal arrives or the endpoint fails. Return the exit code. Raise
-    CannotStart if an engine or the port is not available, and BadArchive if the model's archive is
-    invalid."""
+    """Run the endpoint until a signal arrives or the endpoint fails. Return the exit code. Write
+    all files to `folder`, except the output of asynchronous calls if --s3 names another folder.
+    Raise CannotStart if no container engine is installed for --image or the port is in use, and
+    BadArchive if the model's archive is invalid."""
     launch = _launch(options, folder)
     journal.say(f"runs {options.image or options.serve}")
     endpoint = Endpoint(launch, options.models, journal)
@@ -167,9 +168,9 @@ def run(options: argparse.Namespace, journal: Journal, folder: Path) -> int:
 
 
 def _launch(options: argparse.Namespace, folder: Path) -> Launch:
-    """Unpack the model, as the platform does, and return the Launch that says how to start the
-    container. Raise BadArchive if the archive is invalid, and CannotStart if an image is to be
-    started and no container engine, such as docker, is installed."""
+    """Return the Launch that says how to start the container. If the model is an archive, unpack it
+    first, as the platform does. Raise BadArchive if the archive is invalid, and CannotStart if
+    there is an image to start and no container engine is installed."""
     model = options.model_data
     if model and not model.is_dir():
         unpack(model, folder / "data")

@@ -133,7 +133,7 @@ class Api:
                 )
 
     def _call(self, name: str, members: Mapping[str, str], body: bytes, rule: str) -> Call:
-        """Return the call, whose deadline is the limit of `rule`."""
+        """Return a Call whose deadline is the current time plus the limit of `rule`."""
         return Call(
             endpoint=name,
             body=body,
@@ -146,7 +146,7 @@ class Api:
 
     def _reply_headers(self, operation: str, reply: Mapping[str, str]) -> dict[str, str]:
         """Convert the headers of the container's reply to the headers of the API's reply. Complain
-        about invalid ones."""
+        about invalid Custom-Attributes, which are dropped, and about an invalid Session-Id."""
         attributes = reply.get(ATTRIBUTES, "")
         session = reply.get(SESSION_ID, "")
         is_visible_ascii = attributes.isascii() and attributes.isprintable()

@@ -69,9 +69,10 @@ class CannotStart(Exception):
 
 @dataclass(frozen=True)
 class Launch:
-    """Says how to start a container. `folder` is a new folder for its files. `model` becomes
-    /opt/ml/model, and `models` becomes /opt/ml/models; an image gets them read-only. If `image` is
-    "", `program` runs as a plain process."""
+    """Says how to start a container. `folder` is a new folder for its files. `memory` is the
+    instance's memory in bytes. An image gets `model` at /opt/ml/model and `models` at
+    /opt/ml/models, both read-only. If `image` is "", `program` runs as a plain process, with a copy
+    of `model` or with `models` itself."""
 
     folder: Path
     environment: Mapping[str, str]
@@ -176,7 +177,8 @@ class Plain(Process):
 class Image(Process):
     """A container that runs an image. The engine's process lives as long as the container, and
     passes on the container's output and exit code. Creating an object starts the container and
-    waits for its first process, or raises CannotStart if there is no such image or no process."""
+    waits for its first process, or raises CannotStart if there is no such image or the container
+    does not start."""
 
     def __init__(self, launch: Launch) -> None:
         self._engine = launch.engine
@@ -243,7 +245,8 @@ def find_engine() -> str:
 
 
 def platform_variables(port: int) -> dict[str, str]:
-    """Return the variables that the platform sets."""
+    """Return the environment variables that the platform sets for every container. The container
+    must listen on `port`."""
     return {"SAGEMAKER_BIND_TO_PORT": str(port), "SAGEMAKER_SAFE_PORT_RANGE": SAFE_PORTS}
 
 
@@ -284,8 +287,8 @@ class Container:
     stops it and removes the folder.
 
     `was_healthy` is true if /ping has returned 200 at least once. `killed` is true if the simulator
-    has killed the container as the kernel would. `refused` is the number of connections that the
-    container has not accepted since the last complaint about them.
+    has killed the container because it used too much memory. `refused` is the number of connections
+    that the container has not accepted since the last complaint about them.
     """
 
     def __init__(self, launch: Launch, journal: Journal) -> None:
@@ -442,7 +445,8 @@ def translated_errors(journal: Journal, rule: str, endpoint: str) -> Iterator[No
 
 def parts_of(reply: urllib3.BaseHTTPResponse, deadline: float) -> Iterator[bytes]:
     """Yield the parts of the body as they arrive. Raise ReadTimeoutError after a part that arrives
-    later than `deadline`, or if no part arrives within the time limit of `Container.send`."""
+    later than `deadline`, or if no part arrives within the read timeout that `Container.send`
+    set."""
     while part := reply.read1(65536):
         yield part
         if time.monotonic() > deadline:

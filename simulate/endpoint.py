@@ -56,7 +56,7 @@ class Endpoint:
         self.settled = threading.Event()
         self.in_service = False
         self.failure = ""
-        self._started = 0  # number of containers
+        self._started = 0  # number of containers started so far
         self._sessions: set[str] = set()
         self.stopping = threading.Event()
         self._container: Container | None = None
@@ -109,8 +109,9 @@ class Endpoint:
 
     def _send(self, container: Container, call: Call, stack: ExitStack) -> urllib3.BaseHTTPResponse:
         """Send a call and return the reply, which `stack` closes. On a multi-model endpoint, first
-        load the model if it is not loaded, or if the container has lost it, and evict other models
-        if there is no memory."""
+        load the model if it is not loaded. If the container then replies that it has lost the
+        model, load the model again; if it has no memory for the model, evict another one. Send the
+        call at most ATTEMPTS times. Raise PlatformError if the load or the call fails."""
         if self._models is None:
             return self._post(container, "/invocations", call, stack)
         for _ in range(ATTEMPTS):
@@ -277,8 +278,8 @@ class Endpoint:
         return False
 
     def _complain_of_ping(self, container: Container, problem: str) -> None:
-        """Complain about a failed ping, unless the container has ended, which is reported
-        elsewhere."""
+        """Complain about a failed ping, unless the container has ended, which `_has_ended`
+        reports."""
         self.stopping.wait(TICK)  # gives a dying container the time to end
         if not container.killed and container.exit_code() is None:
             self.journal.complain("ping-status", f"/ping: {problem}")

@@ -16,7 +16,7 @@ TOO_LATE = (
 
 
 class PlatformError(Exception):
-    """An error that the platform itself returns. `status` and `code` are those in botocore's
+    """An error that the API returns to its caller. `status` and `code` are those in botocore's
     service model."""
 
     def __init__(self, status: int, code: str, text: str) -> None:

@@ -1,9 +1,9 @@
 """Loads and unloads models in the container of a multi-model endpoint.
 
-When a model is called for the first time, its archive is unpacked, and POST /models makes the
-container load it. If memory is short, the least recently used models are unloaded before that, with
-DELETE /models/NAME. If the container answers 507, one more is unloaded, and the load is tried
-again.
+When a model that is not loaded is called, its archive is unpacked, and POST /models makes the
+container load it. If memory is short, the least recently used models are unloaded before the load,
+with DELETE /models/NAME. If the container answers 507, another model is unloaded, and the load is
+tried again.
 
 A load continues after its caller has given up, so that the next caller finds the model loaded.
 """
@@ -39,7 +39,8 @@ CONFLICT = 409
 NOT_FOUND = 404
 NO_ROOM = 507
 ENDED = "The container has ended"
-ENDPOINT = "NAME"  # in errors of a load, which serves calls with any EndpointName
+# the EndpointName in errors of a load, because calls with different EndpointNames may wait for it
+ENDPOINT = "NAME"
 
 
 def find_object(folder: Path, key: str) -> Path | None:
@@ -141,8 +142,8 @@ class Models:
             return model
 
     def _join_or_start_load(self, target: str) -> Future[None]:
-        """Return the load or unload of the model that is in progress. If there is none, start a
-        load. Raise PlatformError if the archive does not exist, or after `close`."""
+        """Return the model's load or unload that is in progress. If there is none, start a load.
+        Raise PlatformError if the archive does not exist, or after `close`."""
         with self._lock:
             if target not in self._loading:
                 if self._closed:
@@ -246,7 +247,8 @@ class Models:
         body: bytes | None = None,
     ) -> tuple[int, bytes]:
         """Send a request to the container. Return the status and the body of the reply. Raise
-        PlatformError if there is none by `deadline`, which breaks `rule`."""
+        PlatformError if the reply does not begin before `deadline`, which breaks `rule`, or if the
+        connection breaks."""
         headers = {"Content-Type": "application/json", TARGET_MODEL: target} if body else {}
         with translated_errors(self._journal, rule, ENDPOINT):
             reply = self._container.send(method, path, body, headers, deadline)

@@ -146,8 +146,8 @@ def with_limits(limits: Mapping[str, float]) -> Rules:
 
 
 class Journal:
-    """Prints lines immediately, and counts events for the summary at the end. Thread-safe. `write`
-    is called with each line, without a line break."""
+    """Prints messages immediately, and counts events for the summary at the end. Thread-safe.
+    `write` is called with each message, without a line break at its end."""
 
     def __init__(self, rules: Rules, write: Callable[[str], None]) -> None:
         self._rules = rules

@@ -14,7 +14,8 @@ from simulate.errors import ValidationError
 INVOKE = "InvokeEndpoint"
 STREAM = "InvokeEndpointWithResponseStream"
 ASYNC = "InvokeEndpointAsync"
-# Headers of HTTP, of request signing and of AWS's clients, which do not reach the container.
+# Headers of HTTP, of request signing and of AWS's clients. Every caller sends some of them, so they
+# are dropped without a complaint if the API does not pass them on.
 TRANSPORT_HEADERS = re.compile(
     r"accept|accept-encoding|authorization|connection|content-(length|type|encoding|md5)|expect|"
     r"host|user-agent|transfer-encoding|x-amz-.*|x-amzn-trace-id|amz-sdk-.*"
@@ -81,7 +82,8 @@ def dropped(operation: str, headers: Mapping[str, str]) -> list[str]:
 
 
 def is_new_session(header: str) -> bool:
-    """Return whether the container may answer NEW_SESSION with this value of the header."""
+    """Return whether `header` is a value of Session-Id with which the container may answer
+    NEW_SESSION."""
     return not violation(_operation(INVOKE).output_shape.members["NewSessionId"], header)
 
 

@@ -33,7 +33,7 @@ def client_in(folder: Path, model_spec: ModelSpec) -> ModelClient | None:
 
 
 class Batches(CalibrationDataReader):  # type: ignore[misc]
-    """Supplies inputs to ONNX Runtime's tools, one instance per batch."""
+    """Supplies `batches`, one after the other, to ONNX Runtime's tools."""
 
     def __init__(self, batches: Iterable[Tensors]) -> None:
         self.batches = iter(batches)
@@ -43,9 +43,9 @@ class Batches(CalibrationDataReader):  # type: ignore[misc]
 
 
 def calibration_batches(client: ModelClient, request: Request) -> Batches:
-    """Return the inputs of the model for the samples of --calibration, except those held out for
-    the comparison; with --no-compare, use all samples. Raise UsageError if the client's family has
-    no samples, or if --calibration is missing, cannot be read, or has too few samples."""
+    """Return a batch of the model's inputs for each sample of --calibration, except those held out
+    for the comparison; with --no-compare, use all samples. Raise UsageError if the client's family
+    has no samples, or if --calibration is missing, cannot be read, or has too few samples."""
     samples = by_client(client.model.parameters["client"]).samples
     if samples is None:
         raise UsageError(f"{client.model.parameters['client']} cannot be calibrated for INT8")

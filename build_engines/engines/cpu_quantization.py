@@ -2,7 +2,7 @@
 
 In families with `static_int8`, convolutions become static INT8 (QDQ, per channel, calibrated). A
 detector's last convolutions, and the decoding after them, stay in fp32: boxes and scores share one
-tensor there, and a common scale would cost 0.05 of mAP50-95. For ONNX Runtime, the operators
+tensor there, and a common scale would lower mAP50-95 by 0.05. For ONNX Runtime, the operators
 between convolutions become INT8 too. For OpenVINO they stay in fp32, because OpenVINO fuses a
 convolution, its activation and the quantization of the next convolution's input only if nothing
 between them is quantized.
@@ -62,8 +62,9 @@ OPERATORS = {ONNX_RUNTIME: CONVOLUTIONS_AND_BETWEEN, OPENVINO: ("Conv",)}
 def quantize(
     model_spec: ModelSpec, folder: Path, request: Request, engine: str = ONNX_RUNTIME
 ) -> None:
-    """Quantize 1/model.onnx in place, for ONNX Runtime or OpenVINO. Raise BuildError if the model
-    has no operator to quantize, if it cannot be calibrated, or if the result cannot be loaded."""
+    """Quantize 1/model.onnx in place, for `engine`, which is ONNX_RUNTIME or OPENVINO. Raise
+    BuildError if the model has no operator to quantize, if it cannot be calibrated, or if the
+    result cannot be loaded."""
     file = folder / "1" / "model.onnx"
     _embed_weights(file)
     with tempfile.TemporaryDirectory() as scratch, _only_errors_logged():
@@ -104,10 +105,11 @@ def _static(
     fp32_head: bool,
     operators: Sequence[str],
 ) -> None:
-    """Quantize `source` statically, and write it to `target`. `operators` are the types of nodes
-    that are quantized, except the nodes before the first one of type `operators[0]` and, if
-    `fp32_head`, the `_head_nodes`. If there is only one type, quantize only the inputs of its
-    nodes, not their outputs. Raise BuildError if there is no node of type `operators[0]`."""
+    """Quantize `source` statically, and write it to `target`. Quantize the nodes of the types
+    `operators`, except those before the first node of type `operators[0]` and, if `fp32_head` is
+    true, the `_head_nodes`. If there is only one type, which is the case for OpenVINO, quantize
+    only the inputs of its nodes, not their outputs. Raise BuildError if there is no node of type
+    `operators[0]`."""
     graph = onnx.load(source, load_external_data=False).graph
     if not any(node.op_type == operators[0] for node in graph.node):
         raise BuildError(f"INT8 quantizes {operators[0]}, and this model has no such operator")
@@ -138,8 +140,8 @@ def _nodes_before(graph: Any, first: str) -> list[str]:
 
 
 def _head_nodes(graph: Any) -> list[str]:
-    """Return the names of the head's nodes: the last convolutions, which no other one follows, and
-    all nodes that are computed from them."""
+    """Return the names of the head's nodes: the convolutions that no other convolution depends on,
+    and all nodes that depend on them."""
     before: set[str] = set()  # tensors from which a convolution is computed
     for node in reversed(graph.node):
         if node.op_type == "Conv" or before.intersection(node.output):
@@ -198,8 +200,8 @@ def _remove_unused_opsets(path: Path) -> None:
 
 @contextmanager
 def _only_errors_logged() -> Iterator[None]:
-    """Log only errors in this context. Otherwise the quantizer would advise to preprocess the
-    model, which has been done."""
+    """Log only errors in this context. Otherwise the quantizer would recommend preprocessing the
+    model, although that has been done."""
     logging.disable(logging.WARNING)
     try:
         yield

@@ -1,6 +1,6 @@
 """Creates the engines of --for cpu, openvino and gpu, which serve an ONNX or TorchScript file.
 
-fp16 is no faster than fp32 on any CPU that was measured.
+fp16 is refused for a CPU, because it was no faster than fp32 on any CPU that was measured.
 """
 
 from pathlib import Path
@@ -45,8 +45,9 @@ def for_openvino(model_spec: ModelSpec, folder: Path, request: Request) -> Engin
     """Return the engine for OpenVINO. For int8, quantize 1/model.onnx in place. For fp32, leave the
     file as it is; config_pbtxt.py decides whether OpenVINO may compute it in BF16.
 
-    The configuration for a CPU names OpenVINO as the engine. ONNX Runtime would run an INT8 file
-    made for OpenVINO slowly. Raise UsageError for fp16, and for a model that is not an ONNX file.
+    The configuration for a CPU names OpenVINO as the engine, because ONNX Runtime would run an INT8
+    file made for OpenVINO slowly. Raise UsageError for fp16, and for a model that is not an ONNX
+    file.
     """
     if request.precision == "fp16":
         raise UsageError(NO_FP16)
@@ -61,9 +62,9 @@ def for_openvino(model_spec: ModelSpec, folder: Path, request: Request) -> Engin
 def for_gpu(model_spec: ModelSpec, folder: Path, request: Request) -> Engine:
     """Return the engine for any GPU. 1/model.onnx stays as it is: ONNX Runtime's TensorRT provider
     serves it, so no plan has to be shipped. The provider builds an engine at the first request of
-    each shape and keeps it in its cache. The parameters are those of NVIDIA's ONNX Runtime backend
-    (its README, "ONNX Runtime with TensorRT optimization"). Raise UsageError for int8, and for a
-    model that TensorRT cannot run."""
+    each shape and keeps it in its cache. The `accelerator` parameters are described in the README
+    of NVIDIA's ONNX Runtime backend ("ONNX Runtime with TensorRT optimization"). Raise UsageError
+    for int8, and for a model that TensorRT cannot run."""
     tensorrt.check(model_spec)
     if request.precision not in ("fp32", "fp16"):
         raise UsageError(

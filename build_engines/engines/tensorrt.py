@@ -32,7 +32,7 @@ INT8_LEVELS = 127.0  # TensorRT's INT8 is symmetric: the largest value is 127 st
 
 def build(model_spec: ModelSpec, folder: Path, request: Request) -> Engine:
     """Write 1/model.plan beside 1/model.onnx, and return the engine. Raise BuildError if the plan
-    cannot be built here, and UsageError if it cannot be built of this model."""
+    cannot be built here, and UsageError if it cannot be built from this model."""
     check(model_spec)
     onnx = folder / "1" / "model.onnx"
     gpu = this_gpu()

@@ -187,8 +187,8 @@ def _describe_exit(code: int) -> str:
 
 
 def _last_errors(lines: Collection[str]) -> str:
-    """Return the last lines of trtexec's output that are errors or, if there are none, that are not
-    the command and its status, which trtexec marks with &&&&."""
+    """Return the last errors in trtexec's output or, if it has none, its last lines, without the
+    lines that begin with &&&&, in which trtexec repeats its command and prints its status."""
     errors = [line for line in lines if "[E]" in line]
     if not errors:
         errors = [line for line in lines if not line.startswith("&&&&")]

@@ -27,7 +27,8 @@ def bill_of_materials(environment: Path, dpkg: Path) -> dict[str, Any]:
 
 
 def debian_packages(listing: str) -> list[dict[str, str]]:
-    """Convert the output of dpkg-query, with FIELDS in each line, to CycloneDX components."""
+    """Convert the output of dpkg-query, with FIELDS in each line, to CycloneDX components. Leave
+    out packages that are not installed."""
     rows = (line.split("\t") for line in listing.splitlines())
     return [_component(*row) for status, *row in rows if status == "installed"]
 

@@ -58,8 +58,8 @@ def main(arguments: list[str]) -> int:
 
 
 def find_engine(wanted: str) -> str:
-    """Return the engine `wanted` or, if that is "", the first of ENGINES. The engine must be
-    installed and work; otherwise raise ImageError."""
+    """Return the engine `wanted` or, if that is "", the first of ENGINES that is installed and
+    works. Raise ImageError if none works, or if `wanted` is unknown or does not work."""
     if wanted and wanted not in ENGINES:
         raise ImageError(f"ENGINE={wanted}: it must be one of {', '.join(ENGINES)}")
     names = [wanted] if wanted else list(ENGINES)
@@ -154,8 +154,8 @@ def dockerfile_default(argument: str) -> str:
 
 
 def pip_secrets(folder: Path, environ: Mapping[str, str]) -> list[str]:
-    """Write pip's index into a file in the folder. Return the options that pass this file and pip's
-    certificates to the build without including them in the image."""
+    """Write pip's indexes and proxy into a file in the folder. Return the options that pass this
+    file and pip's certificates to the build without including them in the image."""
     certificates = environ.get("PIP_CERT") or environ.get("SSL_CERT_FILE", "")
     lines = ["[global]"]
     lines += [f"{key} = {environ[name]}" for key, name in PIP_SETTINGS.items() if environ.get(name)]
@@ -168,8 +168,9 @@ def pip_secrets(folder: Path, environ: Mapping[str, str]) -> list[str]:
 
 
 def base_image(engine: str, environ: Mapping[str, str]) -> str:
-    """Return the base image: BASE_IMAGE, or else LOOK_ALIKE or DEBIAN, whichever is present. If
-    neither is, pull DEBIAN. If that fails, build LOOK_ALIKE."""
+    """Return the base image: BASE_IMAGE, or else the first of LOOK_ALIKE and DEBIAN that is
+    present. If neither is, pull DEBIAN. If that fails, build LOOK_ALIKE. Raise ImageError if that
+    fails too."""
     if environ.get("BASE_IMAGE"):
         return environ["BASE_IMAGE"]
     for name in (LOOK_ALIKE, DEBIAN):
