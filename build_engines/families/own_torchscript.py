@@ -126,6 +126,11 @@ def _output_specs(
             f"--input {' '.join(request.inputs)}: the file does not run on such tensors: "
             f"{_reason(err)}"
         ) from err
+    if [array.ndim for array in small.values()] != [array.ndim for array in large.values()]:
+        raise BuildError(
+            "how many outputs the file has, or how many dimensions they have, depends on the sizes "
+            "of its inputs, which Triton cannot serve: script a module around it"
+        )
     return tuple(_output_spec(name, small[name], large[name], has_batches) for name in small)
 
 

@@ -91,7 +91,9 @@ class Manager:
             if models.server:
                 reason = "tritonserver was started again"
                 answered = models.by_call  # models that calls load are not tested
-                models = models.all_moved(Event.SERVER_STARTED, reason=reason, answered=answered)
+                models = models.all_moved(
+                    Event.SERVER_STARTED, reason=reason, answered=answered, began=time.monotonic()
+                )
             return replace(models, server=pid, reloads=0)
 
         self.write(change)

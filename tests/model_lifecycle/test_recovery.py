@@ -141,6 +141,16 @@ def test_ignore_a_crash_seen_by_a_call_older_than_the_last_reload(world: World) 
     assert world.triton.loads == ["m"]
 
 
+def test_ignore_a_crash_seen_by_a_call_to_an_earlier_tritonserver(world: World) -> None:
+    called = time.monotonic()
+    for pid in (1, 2):
+        world.manager.record_server(pid)
+    entry = world.manager.models().entries["m"]
+    world.manager.move(entry, Event.LOADED)
+    world.die(began=called)
+    assert (world.state(), world.triton.loads) == (READY, [])
+
+
 def test_only_count_a_death_during_an_unload(world: World) -> None:
     """This ends the streams that the unload waits for."""
     world.manager.move(world.manager.models().entries["m"], Event.UNLOAD)

@@ -474,6 +474,19 @@ def test_do_not_batch_torchscript_without_a_batch_dimension(tmp_path: Path) -> N
     assert stored.model.outputs == (TensorSpec("OUTPUT__0", "FP32", (-1, 2)),)
 
 
+class Growing(torch.nn.Module):
+    """Return a tensor with as many dimensions as there are rows."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.zeros([1] * x.shape[0])
+
+
+def test_refuse_torchscript_whose_outputs_vary_in_rank(tmp_path: Path) -> None:
+    torch.jit.script(Growing()).save(str(tmp_path / "growing.pt"))
+    with pytest.raises(BuildError, match="dimensions"):
+        build_own(tmp_path, tmp_path / "growing.pt", inputs=("FP32:2",))
+
+
 class Rated(torch.nn.Module):
     """A network for sounds that takes their sampling rate as a number."""
 
