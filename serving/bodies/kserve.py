@@ -415,8 +415,9 @@ def classified(
 def _best(scores: Array, count: int) -> Array:
     """Return the indices of the `count` highest scores in each row, the highest score first. Equal
     scores are ordered by index."""
-    # Sort the mirrored rows, so that the stable sort puts equal scores in descending order of
-    # index. Reversing the result then puts them in ascending order.
+    # Sort the mirrored rows, so that the stable sort puts equal scores in descending order of their
+    # original index. Reversing the result then puts them in ascending order. (Unsigned scores
+    # cannot be negated instead.)
     ascending = np.argsort(scores[:, ::-1], axis=1, kind="stable")
     best = ascending[:, ::-1][:, :count]
     last = scores.shape[1] - 1

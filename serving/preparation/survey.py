@@ -83,8 +83,8 @@ def survey(settings: Settings, backends: Path, stages: bool = False) -> Survey:
 class Chosen:
     """The models to serve. `folders` are the repositories, as `_actual_repository` returns them;
     `models` and `configs` map each model's name to its folder and its configuration; `default` is
-    the model for requests that name none, or ""; `unreadable` maps the names of models that cannot
-    be served to the reasons, and grows while the models are prepared."""
+    the model for requests that name none, or ""; `unreadable` maps the names of those of `models`
+    that cannot be served to the reasons, and grows while the models are prepared."""
 
     folders: tuple[Path, ...]
     models: Mapping[str, Path]
@@ -162,21 +162,22 @@ def choose_models(
     folders: Sequence[Path], default: str = "", load: Sequence[str] = (), device: str = ""
 ) -> Chosen:
     """Return the models to serve from the repositories `folders`: the ones that `default` and
-    `load` name, with the parts of their ensembles, or all models if both are empty. Raise
-    LayoutError if there are mistakes in the layout."""
+    `load` name, with the parts of their ensembles, or all models if both are empty. A model whose
+    config.pbtxt cannot be read is among them, and `unreadable`. Configurations may depend on
+    `device`, the setting SERVE_DEVICE. Raise LayoutError if there are mistakes in the layout."""
     _raise_any(_mistakes_of_permission(folders))
     warnings: list[str] = []
-    final = tuple(_actual_repository(folder, warnings) for folder in folders)
+    repositories = tuple(_actual_repository(folder, warnings) for folder in folders)
     example = (
         "a model repository has a folder for each model, which has a folder for each version:\n"
-        f"  {final[0]}/\n    resnet/\n      {CONFIG}\n      1/\n        model.onnx\n"
+        f"  {repositories[0]}/\n    resnet/\n      {CONFIG}\n      1/\n        model.onnx\n"
         "a model.tar.gz of it: tar czf model.tar.gz -C REPOSITORY resnet"
     )
-    models = _collect_models(final, warnings, example)
+    models = _collect_models(repositories, warnings, example)
     named_by = dict.fromkeys(load, "SERVE_LOAD_MODELS")  # model -> the variable that names it
     if default:
         named_by.setdefault(default, "SAGEMAKER_TRITON_DEFAULT_MODEL_NAME")
-    _raise_any(_unknown_names(named_by, models, final))
+    _raise_any(_unknown_names(named_by, models, repositories))
     names = list(named_by) or sorted(models)
     configs, unreadable = _read_configs(models, names, device, example)
     if not default and len(models) == 1:
@@ -186,7 +187,7 @@ def choose_models(
             "is the default"
         )
     chosen = {name: models[name] for name in configs}
-    return Chosen(final, chosen, configs, default, warnings, unreadable)
+    return Chosen(repositories, chosen, configs, default, warnings, unreadable)
 
 
 def _unknown_names(

@@ -64,8 +64,8 @@ def check(folder: Path, config: Any, settings: Settings, root: Path | None) -> N
 
 
 def check_startable(source: str, name: str, remedy: str = "") -> None:
-    """Raise ConfigError if Triton's Python backend cannot start a model with this name. The
-    message says that the name is from `source`."""
+    """Raise ConfigError unless STARTABLE matches this name of a model, an instance group or a file,
+    which Triton's Python backend passes to a shell. The message says that it is from `source`."""
     if not STARTABLE.fullmatch(name):
         problem = "is not a name with which Triton's Python backend can start a model"
         raise ConfigError(f"{source} '{name[:99]}'", problem, remedy)
