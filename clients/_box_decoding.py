@@ -1,5 +1,5 @@
-"""Decodes the boxes in a detector's output (`candidates`). Which head the network has follows from
-the shapes of its outputs, the settings and the number of labels (`head_of`).
+"""Decodes the boxes in a detector's output (`candidates`). The shapes of the network's outputs, the
+settings and the number of labels determine which head it has (`head_of`).
 
     rows     [25200, 5+C]   cx, cy, w, h, objectness, class scores    YOLOv5
     columns  [4+C, 8400]    cx, cy, w, h, class scores                YOLOv5u, v8, v9, 11

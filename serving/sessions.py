@@ -153,9 +153,9 @@ class Session:
     def of(
         cls, sequencing: Sequencing, header: str, maps: Iterable[Mapping[str, object]]
     ) -> "Session | None":
-        """Return the session that `header` names, or None if it is empty. `maps` are the objects
-        that may contain the key `sequence_end`. Raise SessionNotFound or InvalidRequest if the id
-        or a flag is invalid."""
+        """Return the session whose id is in `header`, a new one for NEW_SESSION, or None if it is
+        empty. `maps` are the objects that may contain the key `sequence_end`. Raise SessionNotFound
+        or InvalidRequest if the id or a flag is invalid."""
         # without a session, a wrong flag is an error too
         ends = [
             read_flag(SEQUENCE_END, fields[SEQUENCE_END])

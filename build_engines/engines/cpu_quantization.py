@@ -62,7 +62,7 @@ OPERATORS = {ONNX_RUNTIME: CONVOLUTIONS_AND_BETWEEN, OPENVINO: ("Conv",)}
 def quantize(
     model_spec: ModelSpec, folder: Path, request: Request, engine: str = ONNX_RUNTIME
 ) -> None:
-    """Quantize 1/model.onnx in place, for `engine`, which is ONNX_RUNTIME or OPENVINO. Raise
+    """Quantize `folder`/1/model.onnx in place for `engine`, ONNX_RUNTIME or OPENVINO. Raise
     BuildError if the model has no operator to quantize, if it cannot be calibrated, or if the
     result cannot be loaded."""
     file = folder / "1" / "model.onnx"

@@ -126,7 +126,8 @@ def _dynamic_axes(shape: Shape) -> dict[int, str]:
 
 def _declare_shapes(path: Path, shapes: Mapping[str, Shape]) -> None:
     """Write the `shapes`, with the names of dynamic dimensions, into the ONNX file's inputs and
-    outputs. Then check the file with ONNX's checker."""
+    outputs. If ONNX's checker rejects the changed model, raise its error, and leave the file as it
+    was."""
     model = onnx.load(path)
     for value in (*model.graph.input, *model.graph.output):
         kind = value.type.tensor_type.elem_type

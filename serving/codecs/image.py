@@ -56,8 +56,8 @@ logging.getLogger("PIL").setLevel(logging.CRITICAL)
 
 
 def most_memory(max_image_pixels: int) -> int:
-    """Return how many bytes of memory may be used to decode an image to RGB, or all images of a
-    batch."""
+    """Return the maximum number of bytes of memory for decoding one image to RGB. The same limit
+    applies to all images of a batch together."""
     return max_image_pixels * BYTES_PER_PIXEL
 
 

@@ -2,7 +2,7 @@
 to call the model.
 
 A worker makes the call rather than this process, because a model's client may import anything. The
-worker's route for this is not public. Models that calls load (on_post.py, on_demand.py) are not
+worker's route for this is not public. Models loaded by calls (on_post.py, on_demand.py) are not
 tested. Models whose folders have changed are not tested again, because on_change.py has already
 checked them.
 """

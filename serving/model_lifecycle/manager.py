@@ -85,12 +85,13 @@ class Manager:
     def record_server(self, pid: int) -> None:
         """Record the process id of a new tritonserver, or 0 if there is none. If another one was
         recorded before, mark all models as loading, except those that are being unloaded, and have
-        their examples tested again unless calls load models."""
+        their examples tested again, unless models are loaded by calls."""
 
         def change(models: Models) -> Models:
             if models.server:
                 reason = "tritonserver was started again"
-                answered = models.by_call  # models that calls load are not tested
+                # models that are loaded by calls are not tested, so they count as answered
+                answered = models.by_call
                 models = models.all_moved(
                     Event.SERVER_STARTED, reason=reason, answered=answered, began=time.monotonic()
                 )

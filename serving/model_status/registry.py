@@ -105,7 +105,7 @@ class Registry:
             models = latest
             before = entry
             entry = self._ready_entry(models, name, version)
-            # if the model was replaced before `keep` counted this request, count it for the new one
+            # if the model was replaced meanwhile, count this request for the new one
             if entry.load_id != before.load_id:
                 keep(entry.name, entry.column)
         return entry
@@ -227,8 +227,8 @@ class Registry:
 
     def _only_name_of(self, tasks: Sequence[str]) -> str:
         """Return the name of the only model with one of these tasks. Return "" if there is none or
-        more than one, or if calls load models. This creates the clients of all ready models,
-        because only a client knows its task."""
+        more than one, or if models are loaded by calls. This creates the clients of all ready
+        models, because only a client knows its task."""
         models = self.table.look()
         names = []
         if tasks and not models.by_call:
@@ -240,7 +240,7 @@ class Registry:
 
     def _only_name(self) -> str:
         """Return the name of the only model. Raise InvalidRequest if there is none or more than
-        one, or if calls load models."""
+        one, or if models are loaded by calls."""
         models = self.table.look()
         names = sorted(models.current)
         if len(names) != 1 or models.by_call:

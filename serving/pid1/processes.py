@@ -29,7 +29,7 @@ EXIT_SECONDS = 5
 # Threads that tritonserver starts for each instance of a model on a Python-based backend if calls
 # load the models. There may be 1,000 models, too many for the default of 32 threads each.
 PYTHON_THREADS = 4
-LOADS_AT_ONCE = 32  # maximum number of models that Triton loads at a time if calls load them
+LOADS_AT_ONCE = 32  # maximum number of loads at a time if models are loaded by calls
 # How long idle threads of OpenBLAS spin, as a power of two: 2^16 cycles are about 25 µs. By default
 # they spin for 2^28 cycles (0.1 s) after each product of large matrices (OpenBLAS's blas_server.c),
 # although other threads may need the processors.

@@ -119,7 +119,8 @@ class _Absent(type):
 
 
 def _absent(name: str) -> Any:
-    """Return an empty class for a name that triton_python_backend_utils does not define."""
+    """Return an empty class for a name that triton_python_backend_utils does not define. Raise
+    AttributeError for a name that begins with two underscores."""
     if name.startswith("__"):
         raise AttributeError(name)
     return _Absent(name, (), {})

@@ -495,7 +495,8 @@ def _xgboost_answer(graph: Graph, model: Any, sums: str) -> Outputs:
     objective = objective_of(model)
     if objective.startswith("multi:"):
         probabilities = _softmax(graph, sums)
-        # as XGBoost does, because rounding can make the probabilities of different sums equal
+        # Like XGBoost, use the sums only for multi:softmax. The class can differ, because rounding
+        # can make the probabilities of different sums equal.
         decisive = sums if objective == "multi:softmax" else probabilities
         index = graph.add("ArgMax", decisive, axis=1, keepdims=0)
         return _with_class(graph, model, index, probabilities)
