@@ -325,6 +325,8 @@ def _signals(number: signal.Signals, does: str) -> Iterator[Fault]:
             yield Fault(f"{whole} {does} ({number.name})", send(number, find(name)), cuts=True)
 
 
+# Faults that end tritonserver are not next to each other, because `serve` gives up if it ends too
+# often within a minute.
 FAULTS = [
     *_signals(signal.SIGKILL, "killed"),
     *_signals(signal.SIGTERM, "asked to end"),
@@ -342,20 +344,19 @@ FAULTS = [
         events=(Event.INTERRUPTED,),
     ),
     Fault(
-        "a model's process killed again and again",
-        many_deaths,
-        events=(Event.REFUSE, Event.UNLOAD_ENDED),
-    ),
-    Fault("a reload fails", failed_reload, events=(Event.REFUSE,)),
-    Fault("a load by a new tritonserver fails", failed_load, events=(Event.LOAD_FAILED,)),
-    Fault("a model's process killed while the manager's socket is gone", without_socket),
-    Fault(
         "a worker of gunicorn stopped (SIGSTOP)",
         send(signal.SIGSTOP, worker("gunicorn")),
         cuts=True,
     ),
+    Fault("a model's process killed while the manager's socket is gone", without_socket),
+    Fault(
+        "a model's process killed again and again",
+        many_deaths,
+        events=(Event.REFUSE, Event.UNLOAD_ENDED),
+    ),
     Fault("a model ends its process in execute", model_exits),
     Fault(f"/dev/shm full for {SECONDS_FULL:g} s", fill(lambda server: server.inside("/dev/shm"))),
+    Fault("a reload fails", failed_reload, events=(Event.REFUSE,)),
     Fault(
         f"the run folder full for {SECONDS_FULL:g} s",
         fill(lambda server: server.inside(server.run_dir)),
@@ -365,6 +366,7 @@ FAULTS = [
     Fault(
         "the whole container paused for longer than a hang may last", pause, cuts=True, works=True
     ),
+    Fault("a load by a new tritonserver fails", failed_load, events=(Event.LOAD_FAILED,)),
     Fault("two executes of one model, each longer than a hang may last", slow_executes, works=True),
     Fault(
         "a model's process killed during an unload",
