@@ -237,7 +237,7 @@ class Run:
         self._give_up()
 
     def _give_up(self) -> None:
-        """End the calls in flight early, because nobody wants their replies."""
+        """End the calls in flight early, because their replies are no longer needed."""
         self._is_given_up = True
         for call in tuple(self._in_flight):
             call.give_up()

@@ -159,12 +159,6 @@ class Reservation:
             self._account.give_back(surplus)
             self.size = size
 
-    def add(self, other: "Reservation") -> None:
-        """Take over the memory that another reservation holds."""
-        self._account = self._account or other._account
-        self.size += other.size
-        other.size = 0
-
     def __enter__(self) -> "Reservation":
         return self
 
@@ -192,12 +186,17 @@ def reserve(size: int, step: str) -> Reservation:
 @contextmanager
 def collected() -> Iterator[Reservation]:
     """Yield a reservation that, after the `with` block, holds all memory that the block reserved
-    and did not give back."""
+    and did not give back. If the block raises an exception, give this memory back."""
     account = _ACCOUNT.get()
     reserved = Reservation(account)
     before = account.size if account else 0
+
+    def taken() -> int:
+        return account.size - before if account else 0
+
     try:
         yield reserved
-    finally:
-        if account:
-            reserved.size = account.size - before
+    except BaseException:
+        Reservation(account, taken()).shrink()
+        raise
+    reserved.size = taken()

@@ -212,9 +212,8 @@ class InstancesJob(Job):
         """
         most = 1 if self.sequence else self.client.model.max_batch_size or 1
         most = min(most, self._most_rows())
-        for_opening = reserved = Reservation()
-        try:
-            with collected() as for_opening, self.request.timings.stage("decode"):
+        with collected() as held:
+            with self.request.timings.stage("decode"):
                 items = self.items[first : first + most]
                 # if the result is to be drawn on an image, decode the image at full size
                 opened = self.request.decoder.open(
@@ -233,15 +232,10 @@ class InstancesJob(Job):
                 reserved.shrink(size)
                 reserved.grow(size, "a batch of its instances")
             else:
-                reserved = self._reserve_batch(size, holds_memory or kept > 0)
-        except BaseException:
-            reserved.shrink()
-            for_opening.shrink()
-            raise
-        reserved.add(for_opening)
+                self._reserve_batch(size, holds_memory or kept > 0)
         end = first + len(instances)
         calls = list(_inputs_of_calls(self.client, tensors))
-        return Batch(first, end, instances, tensors, calls, memory, reserved)
+        return Batch(first, end, instances, tensors, calls, memory, held)
 
     def _preprocessed(self, opened: Opened, most: int) -> tuple[list[Any], Tensors]:
         """Wait for a turn, and decode and preprocess the opened instances. Return those that fit

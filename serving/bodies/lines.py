@@ -212,13 +212,13 @@ class LinesJob(Job):
         fail."""
         check_time()
         try:
-            with collected() as reserved:
+            # after an error, the halves need the memory of this attempt
+            with collected():
                 return self._answer_as_one_job(gateway, records)
         except ServingError as err:
             _check_line_error(err)
             if len(records) == 1:
                 return [_error_line(err)]
-        reserved.shrink()  # otherwise the halves might wait for the memory of this attempt
         half = len(records) // 2
         lines = self._answer_group(gateway, records[:half])
         return lines + self._answer_group(gateway, records[half:])

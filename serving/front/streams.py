@@ -57,8 +57,8 @@ def stream_reply(source: Incoming, job: Job) -> Response:
     try:
         first, source.version = _first_line(job, results)
     except BaseException as err:
-        results.close()
         app.hang_ups.forget(connection)
+        results.close()
         if run.is_cancelled:
             return Response(status=CALLER_LEFT)
         if not isinstance(err, InferenceFailed):

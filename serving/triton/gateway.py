@@ -222,8 +222,8 @@ class Responses:
         )
 
     def give_up(self) -> None:
-        """End the stream because nobody wants its responses: cancel it in Triton as soon as it is
-        quiet. If a response arrives first, `__next__` raises TritonUnavailable."""
+        """End the stream, whose responses are no longer needed: cancel it in Triton as soon as it
+        is quiet. If a response arrives first, `__next__` raises TritonUnavailable."""
         if not self._is_given_up:
             self._is_given_up = True
             threading.Thread(target=self._cancel_when_quiet, name="cancel", daemon=True).start()

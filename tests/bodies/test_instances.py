@@ -82,6 +82,10 @@ def item(level: int, side: int = 4) -> Item:
     return Item("instances", raw=encoded(Image.new("L", (side, side), level)))
 
 
+def in_base64(level: int, side: int = 4) -> str:
+    return base64.b64encode(item(level, side).raw or b"").decode()
+
+
 def items(count: int) -> list[Item]:
     return [item(level) for level in range(count)]
 
@@ -321,19 +325,18 @@ def test_send_a_batch_ahead_only_if_both_fit_into_memory(echo: Recorder) -> None
 
 def test_give_back_the_memory_of_a_batch_that_cannot_be_opened_ahead(echo: Recorder) -> None:
     """There is memory for the first image of the second batch, but not for its second image."""
-    images = [base64.b64encode(item(level).raw or b"").decode() for level in range(4)]
+    sent = [Item("instances", value={"b64": in_base64(level)}) for level in range(4)]
     account = Account(750)
     with opened(account):
-        items = [Item("instances", value={"b64": image}) for image in images]
-        assert predict(echo, client_of(2), items)[0] == [0.0, 1.0, 2.0, 3.0]
+        assert predict(echo, client_of(2), sent)[0] == [0.0, 1.0, 2.0, 3.0]
     assert account.size == 0
 
 
 def test_hold_no_memory_of_a_failed_group_of_lines(echo: Recorder) -> None:
     peaks = []
-    for last in (item(3, side=200).raw, b"no image"):
-        images = [*(item(level, side=200).raw or b"" for level in range(3)), last or b""]
-        lines = b"".join(b'{"b64": "%b"}\n' % base64.b64encode(image) for image in images)
+    for last in (in_base64(3, side=200), "bm8gaW1hZ2U="):
+        images = [in_base64(level, side=200) for level in range(3)]
+        lines = "".join(f'{{"b64": "{image}"}}\n' for image in [*images, last]).encode()
         request = Request("id", decoder=Decoder(Limits()))
         account = Account()
         with opened(account):

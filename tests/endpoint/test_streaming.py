@@ -254,7 +254,8 @@ def test_survive_callers_who_leave_fast_streams(server: Server) -> None:
         reply = server.post("/v2/models/teller/generate", json=body)
         expect_error(reply, 406, "not_acceptable", "text/event-stream")
     wait_until(lambda: server.in_flight() == 0, "all places are free")
-    assert len(ask(server, "teller", {"text_input": "a b"}, **LINES).text.splitlines()) == 2
+    reply = ask(server, "teller", {"text_input": "a b"}, **LINES)
+    assert len(reply.text.splitlines()) == 2
 
 
 def endless(server: Server, folder: Path) -> requests.Response:
